@@ -1,0 +1,98 @@
+"""The error body every hop speaks, and the one exception that carries it to an HTTP boundary.
+
+Shape (vLLM's): ``{"error": {"message", "type", "param", "code"}}`` where ``code`` equals the HTTP status.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorInfo
+
+
+class ApiError(Exception):
+    """A request that ends in an error answer.
+
+    ``status`` is the HTTP status, ``type`` the OpenAI/vLLM error type, ``param`` the request field at fault.
+    """
+
+    status: int = 500
+    type: str = "InternalServerError"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, status: int | None = None, type: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if status is not None:
+            self.status = status
+        if type is not None:
+            self.type = type
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(ErrorInfo(self.message, self.type, self.param, self.status))
+
+    def encode(self) -> bytes:
+        """The JSON error body."""
+        return msgspec.json.encode(self.body())
+
+
+class BadRequest(ApiError):
+    """The client's request is wrong and will be wrong again (400)."""
+
+    status = 400
+    type = "BadRequestError"
+
+
+class NotFound(ApiError):
+    """The named model (or other object) is not served here (404)."""
+
+    status = 404
+    type = "NotFoundError"
+
+
+class ContextRequired(ApiError):
+    """A derender call names a context this replica does not hold (409): send ``chat_request`` and
+    ``prompt_token_ids`` once with the same ``stream_state``."""
+
+    status = 409
+    type = "ContextRequiredError"
+
+
+class PayloadTooLarge(ApiError):
+    """The body exceeds the configured bound (413)."""
+
+    status = 413
+    type = "PayloadTooLargeError"
+
+
+class NotSupported(ApiError):
+    """Valid, but this deployment cannot do it (501)."""
+
+    status = 501
+    type = "NotImplementedError"
+
+
+class Unavailable(ApiError):
+    """Overload, or a hop that cannot be reached (503); safe to send again later."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+
+
+STATUS_TYPES: Final = {
+    cls.status: cls.type
+    for cls in (BadRequest, NotFound, ContextRequired, PayloadTooLarge, NotSupported, Unavailable, ApiError)
+}

@@ -1,0 +1,1 @@
+"""`pd-orchestrator demo`: the whole system on one machine, as separate processes, and a chat through it."""

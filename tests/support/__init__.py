@@ -1,0 +1,1 @@
+"""What several test packages share: server processes, the strict run, the corpus of recorded data."""

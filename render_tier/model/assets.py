@@ -1,0 +1,169 @@
+"""Everything the render tier knows about the served model, read once at start and never changed.
+
+Workers share it by fork, so nothing here encodes, opens threads or keeps file handles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from render_tier.core.vocabulary import Vocabulary, build_vocabulary
+from render_tier.model.chat_template import DEFAULT_NAME, load_templates, operator_template, select_template
+from render_tier.model.context_length import resolve_max_model_len, text_config
+from render_tier.model.files import ModelLoadError, locate, read_json_object
+from render_tier.model.tokenizer import LoadedTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAssets:
+    name: str
+    """The model as the operator named it: a path or a hub name."""
+    served_names: tuple[str, ...]
+    """Names that clients may use; the first is the default in answers."""
+    directory: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    """Sampling defaults and EOS IDs after ``--generation-config`` and ``--override-generation-config``."""
+    override_generation_config: dict[str, Any]
+    """The operator's overrides alone: an overriding max_new_tokens, unlike the model's, is a hard cap."""
+    tokenizer: Tokenizer
+    tokenizer_config: dict[str, Any]
+    special_tokens: dict[str, str | list[str]]
+    vocabulary: Vocabulary
+    vocab_size: int
+    """Token IDs below this exist in the model's embedding (or, without a config.json, in the tokenizer)."""
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    chat_template: str | None
+    """The template used without tools; None when the model has none."""
+    tool_chat_template: str | None
+    """The template used with tools (the same one unless the model names a "tool_use" template)."""
+    fingerprint: str
+    """Digest of all that decides token IDs and their reading; members of one deployment must agree."""
+
+
+def load_assets(
+    model: str,
+    *,
+    served_names: Sequence[str] = (),
+    max_model_len: int | None = None,
+    chat_template: str | None = None,
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    reasoning_parser: str | None = None,
+    tool_parser: str | None = None,
+) -> ModelAssets:
+    """Read the model's files.
+
+    ``generation_config``: "auto" (the model's own), "vllm" (none), or a directory. ``chat_template``: a file
+    or a template. The parser names enter only the fingerprint. Raises ModelLoadError.
+    """
+    directory = locate(model, revision)
+    tokenizer_config = read_json_object(directory / "tokenizer_config.json") or {}
+    config = read_json_object(directory / "config.json") or {}
+    length = resolve_max_model_len(config, tokenizer_config, max_model_len)
+    tokenizer = load_tokenizer(directory, tokenizer_config)
+    if chat_template is not None:
+        templates = {DEFAULT_NAME: operator_template(chat_template)}
+    else:
+        templates = load_templates(directory, tokenizer_config)
+    overrides = dict(override_generation_config or {})
+    generation = _generation_config(directory, generation_config, overrides)
+    vocabulary = build_vocabulary(tokenizer.data)
+    names = tuple(served_names) or (model,)
+    plain, with_tools = select_template(templates, False), select_template(templates, True)
+    return ModelAssets(
+        name=model,
+        served_names=names,
+        directory=directory,
+        config=config,
+        generation_config=generation,
+        override_generation_config=overrides,
+        tokenizer=tokenizer.encoder,
+        tokenizer_config=tokenizer_config,
+        special_tokens=tokenizer.special_tokens,
+        vocabulary=vocabulary,
+        vocab_size=_vocab_size(config, vocabulary),
+        max_model_len=length,
+        eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
+        chat_template=plain,
+        tool_chat_template=with_tools,
+        fingerprint=_fingerprint(
+            tokenizer=tokenizer,
+            templates={"default": plain, "tool_use": with_tools},
+            parsers={"reasoning": reasoning_parser, "tool": tool_parser},
+            model=names[0],
+            max_model_len=length,
+        ),
+    )
+
+
+def _generation_config(directory: Path, source: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    if source == "vllm":
+        base: dict[str, Any] = {}
+    elif source == "auto":
+        base = read_json_object(directory / "generation_config.json") or {}
+    else:
+        path = Path(source)
+        found = read_json_object(path / "generation_config.json" if path.is_dir() else path)
+        if found is None:
+            raise ModelLoadError(f"--generation-config {source!r}: no generation_config.json there")
+        base = found
+    return {key: value for key, value in {**base, **overrides}.items() if value is not None}
+
+
+def _vocab_size(config: dict[str, Any], vocabulary: Vocabulary) -> int:
+    configured = text_config(config).get("vocab_size")
+    return configured if isinstance(configured, int) and configured > 0 else vocabulary.size
+
+
+def _eos_token_ids(
+    directory: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: LoadedTokenizer
+) -> tuple[int, ...]:
+    """IDs on which a coupled server stops by itself: the tokenizer's EOS, then those of the generation config
+    (of config.json when there is no generation config). A tokens-only engine knows only what it is told."""
+    found: list[int] = []
+    eos = tokenizer.special_tokens.get("eos_token")
+    if isinstance(eos, str):
+        identifier = tokenizer.encoder.token_to_id(eos)
+        if identifier is not None:
+            found.append(identifier)
+    declared = generation.get("eos_token_id")
+    if declared is None and (
+        own := read_json_object(directory / "generation_config.json") or text_config(config)
+    ):
+        # `--generation-config vllm` drops sampling defaults, not the model's stop tokens.
+        declared = own.get("eos_token_id")
+    for identifier in declared if isinstance(declared, list) else [declared]:
+        if isinstance(identifier, int) and identifier not in found:
+            found.append(identifier)
+    return tuple(found)
+
+
+def _fingerprint(
+    *,
+    tokenizer: LoadedTokenizer,
+    templates: Mapping[str, str | None],
+    parsers: Mapping[str, str | None],
+    model: str,
+    max_model_len: int,
+) -> str:
+    digest = hashlib.blake2b(tokenizer.raw, digest_size=16)
+    rest = {
+        "added_tokens": tokenizer.data["added_tokens"],
+        "special_tokens": tokenizer.special_tokens,
+        "templates": templates,
+        "parsers": parsers,
+        "model": model,
+        "max_model_len": max_model_len,
+    }
+    digest.update(msgspec.json.encode(rest, order="sorted"))
+    return digest.hexdigest()

@@ -1,0 +1,63 @@
+"""The recorded data is whole, and every file of it is used by a test or belongs to a family not built yet."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.support import corpus
+
+FILES = sorted(corpus.DATA.rglob("*.jsonl"))
+TESTS = Path(__file__).resolve().parent.parent
+
+LATER_FAMILIES = frozenset(
+    """
+    deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 functiongemma gemma4 glm47 granite kimi_k2
+    llama3_json llama4_pythonic minimax_m2 mistral nemotron_v3 openai_gptoss phi4_mini_json pythonic qwen3_coder
+    seed_oss step3p5
+    """.split()
+)
+"""Families whose format has no table in `render_tier.core.formats` yet. A family leaves with its table."""
+
+
+def recordings_read_by_tests() -> set[str]:
+    """Names given to `parser_cases` or `exchanges`, and any `NAME.jsonl`, in the tests other than this one."""
+    names: set[str] = set()
+    for path in TESTS.rglob("*.py"):
+        if path == Path(__file__).resolve():
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="parser_cases" | "exchanges")
+                    | ast.Attribute(attr="parser_cases" | "exchanges"),
+                    args=[ast.Constant(value=str(name))],
+                ):
+                    names.add(name)
+                case ast.Constant(value=str(name)) if name.endswith(".jsonl"):
+                    names.add(Path(name).stem)
+    return names
+
+
+def test_every_file_is_used_or_waits_for_its_family() -> None:
+    unused = {path.stem for path in FILES} - recordings_read_by_tests() - LATER_FAMILIES
+    assert not unused, f"no test calls parser_cases or exchanges with: {sorted(unused)}"
+
+
+def test_families_that_wait_exist_and_are_not_used_yet() -> None:
+    assert {path.stem for path in FILES} >= LATER_FAMILIES
+    used = LATER_FAMILIES & recordings_read_by_tests()
+    assert not used, f"used by a test now, so no longer waiting: {sorted(used)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_cases_have_unique_ids_and_the_documented_fields(path: Path) -> None:
+    if path.parent.name == "parsers":
+        cases, fields = corpus.parser_cases(path.stem), {"format", "output_text", "expected", "source"}
+    else:
+        cases, fields = corpus.exchanges(path.stem), {"name", "request", "response"}
+    assert cases
+    assert all(fields <= case.keys() for case in cases)
+    assert len({case["id"] for case in cases}) == len(cases)

@@ -12,18 +12,18 @@ from tests.support import corpus
 FILES = sorted(corpus.DATA.rglob("*.jsonl"))
 TESTS = Path(__file__).resolve().parent.parent
 
-LATER_FAMILIES = frozenset(
-    """
-    deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 functiongemma gemma4 glm47 granite kimi_k2
-    llama3_json llama4_pythonic minimax_m2 mistral nemotron_v3 openai_gptoss phi4_mini_json pythonic qwen3_coder
-    seed_oss step3p5
-    """.split()
-)
+# fmt: off
+LATER_FAMILIES = {
+    "deepseek_r1", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4",
+    "glm47", "granite", "kimi_k2", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral", "nemotron_v3",
+    "openai_gptoss", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "step3p5",
+}
+# fmt: on
 """Families whose format has no table in `render_tier.core.formats` yet. A family leaves with its table."""
 
 
 def recordings_read_by_tests() -> set[str]:
-    """Names given to `parser_cases` or `exchanges`, and any `NAME.jsonl`, in the tests other than this one."""
+    """Names given to `parser_cases` or `exchanges`, and any `NAME.jsonl`, in the other tests."""
     names: set[str] = set()
     for path in TESTS.rglob("*.py"):
         if path == Path(__file__).resolve():

@@ -1,0 +1,70 @@
+# `make test` and `make demo` on a fresh clone need Python 3.11+ with pip and venv, npm and make; nothing is
+# installed outside this folder. `make help` lists the rest.
+
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+# pip and npm may be set up by the user's environment; only what would break a quiet run is silenced.
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export NPM_CONFIG_UPDATE_NOTIFIER = false
+
+.DEFAULT_GOAL := help
+.PHONY: help check-python venv venv-demo models models-demo test demo lint format test-vllm vllm-env \
+	test-manifest constraints clean
+
+help: ## this list
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) is not installed: install Python 3.11 or newer, or say make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+
+venv: check-python ## .venv with the project and everything for development
+	@$(PYTHON) scripts/bootstrap.py --extra dev
+
+venv-demo: check-python
+	@$(PYTHON) scripts/bootstrap.py --extra demo
+
+models: venv ## the two small models of the demo and the tests, in .cache/models
+	@$(BIN)/python scripts/fetch_models.py
+
+models-demo: venv-demo
+	@$(BIN)/python scripts/fetch_models.py
+
+test: models ## every test that needs nothing but this machine; ARGS="-k name" goes to pytest
+	$(BIN)/pytest $(ARGS)
+
+demo: models-demo ## all four hops on this machine, one chat, and what happened; ARGS=--keep leaves it running
+	@$(BIN)/pd-orchestrator demo $(ARGS)
+
+lint: venv ## ruff, formatting, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv ## apply the formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3 GB, once); prints where
+	@scripts/vllm_env.sh
+
+test-vllm: models ## the tests against a real vLLM
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/pytest -m vllm tests/vllm $(ARGS)
+
+bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender_stream, bench-engine
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python benchmarks/$*.py $(ARGS)
+
+test-manifest: venv ## write down which tests must exist (tests/expected*.json); CI fails when one is missing
+	$(BIN)/pytest -q --collect-only --write-expected-tests tests/expected_tests.json >/dev/null
+	$(BIN)/pytest -q --collect-only -m vllm tests/vllm --write-expected-tests tests/expected_vllm_tests.json >/dev/null
+
+constraints: venv ## write down the exact versions now in .venv (constraints.txt)
+	@{ sed -n '/^#/p' constraints.txt; \
+	   $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' | sort -f; } > .cache/constraints.tmp
+	@mv .cache/constraints.tmp constraints.txt
+
+clean: ## remove .venv, fetched models and every cache of this folder
+	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,12 +33,19 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
+    logprob_token_ids: list[int] | None = None
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     structured_outputs: dict[str, Any] | None = None
     stream_interval: int | None = None
     output_kind: int = 0
+    """0 cumulative, 1 delta (streams), 2 final only."""
     extra_args: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    watermarking: bool | None = None
+    repetition_detection: dict[str, int] | None = None
+    routed_experts_prompt_start: int = 0
 
 
 class KVTransferParams(msgspec.Struct, omit_defaults=False, kw_only=True):
@@ -64,7 +71,13 @@ class KVTransferParams(msgspec.Struct, omit_defaults=False, kw_only=True):
     remote_prefill_cached_tokens: int = 0
 
 
-REQUIRED_REMOTE_FIELDS = ("remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+REQUIRED_REMOTE_FIELDS = (
+    "remote_block_ids",
+    "remote_engine_id",
+    "remote_request_id",
+    "remote_host",
+    "remote_port",
+)
 """Without any one of these a real engine hangs or dies, so nothing incomplete may reach it."""
 
 
@@ -87,7 +100,16 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int = 0
     features: dict[str, Any] | None = None
+    content_parts: list[Any] | None = None
+    token_offsets: list[tuple[int, int]] | None = None
+    """Character ``[start, end]`` of each prompt token in the templated text, when asked for."""
+    reasoning_ended: bool | None = None
+    """Whether the prompt already closed reasoning; null leaves the decision to the engine's own parser."""
+    reasoning_parser_kwargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Ours (ignored by vLLM): what render repaired in the request, such as malformed history arguments."""
 
 
 class TopLogprob(msgspec.Struct):

@@ -3,13 +3,13 @@
 
     bootstrap.py [--extra dev|demo] [--venv DIR]
 
-Needs nothing but Python 3.11+ with venv and pip. `uv` is used when it is on the PATH; it ignores pip's
-settings (mirrors, certificates), so whatever it cannot do is done again with pip. `BOOTSTRAP_UV=0` leaves it out.
+Needs nothing but Python 3.11+ with venv and pip. `uv` is used when it is on the PATH; it ignores the
+settings of pip (mirrors, certificates), so what it cannot do is done with pip. `BOOTSTRAP_UV=0` disables it.
 
 Theory of operation. A stamp file in the environment says for which inputs (pyproject.toml, constraints.txt,
 the interpreter, the place) it is complete; while it matches, this script does nothing. It is written last and
 atomically. A marker that exists only while packages are being installed tells a later run that an earlier one
-was interrupted; then, or when the interpreter is gone or the checkout was moved, the environment is made anew.
+was interrupted; then, or when the interpreter is gone or the checkout was moved, all of it is made anew.
 An environment without stamp and marker was made by someone else: it is kept and installed into.
 """
 

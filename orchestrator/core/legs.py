@@ -1,0 +1,236 @@
+"""The two generate requests of a run, made from the render reply.
+
+A render reply is kept as its top-level JSON fields, undecoded, so that everything in it that this code does
+not know travels on untouched; only the prompt's IDs and the sampling params are read. Nothing is ever added
+to the prompt: both legs carry the same IDs, since a decode engine does not notice a difference and answers
+wrongly.
+
+Sampling params that concern text (``stop``) are never sent: an engine without a tokenizer refuses them.
+Derender matches stop strings and the orchestrator aborts decode. ``min_tokens`` stays on the decode leg,
+where it holds back EOS and stop token IDs; for stop strings derender honours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from orchestrator.core.kv_params import PREFILL_PARAMS
+
+Placement = Literal["top", "extra_args", "both"]
+"""Where an engine version reads ``kv_transfer_params``: beside ``token_ids``, in
+``sampling_params.extra_args``."""
+
+TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
+"""Only the orchestrator writes these: a client's own could make an engine read foreign memory, hang or
+die."""
+
+OMITTED_MAX_TOKENS: Final = 16
+"""A renderer that leaves out defaults leaves out exactly this value, while an engine reads absence as "no
+limit"."""
+
+_TOKEN_ONLY_FIELDS: Final = (
+    "stop", "stop_token_ids", "bad_words", "logprobs", "structured_outputs", "thinking_token_budget",
+    "repetition_detection", "stream_interval", "include_stop_str_in_output", "logprob_token_ids", "logit_bias",
+    "allowed_token_ids",
+)  # fmt: skip
+"""Params that only shape sampled tokens, of which the prefill leg has none worth keeping."""
+
+
+class RenderReplyError(ValueError):
+    """The render tier answered something that is not a generate request."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """One prompt as render gave it."""
+
+    fields: Mapping[str, msgspec.Raw]
+    """Every top-level field, as JSON."""
+    token_ids: list[int]
+    sampling: Mapping[str, Any]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @property
+    def choices(self) -> int:
+        n = self.sampling.get("n", 1)
+        return n if isinstance(n, int) and n >= 1 else 1
+
+    @property
+    def max_tokens(self) -> int:
+        value = self.sampling.get("max_tokens")
+        return value if isinstance(value, int) else OMITTED_MAX_TOKENS
+
+    @property
+    def has_stop_strings(self) -> bool:
+        return bool(self.sampling.get("stop"))
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.sampling.get("prompt_logprobs") is not None
+
+    @property
+    def model(self) -> str | None:
+        raw = self.fields.get("model")
+        return None if raw is None else msgspec.json.decode(raw, type=str | None)
+
+
+class _Head(msgspec.Struct):
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_head_decoder = msgspec.json.Decoder(_Head)
+_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
+    """Parse one rendered prompt. Raises ``RenderReplyError``."""
+    try:
+        head = _head_decoder.decode(body)
+        fields = _fields_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RenderReplyError(f"render reply: {error}") from error
+    if not head.token_ids:
+        raise RenderReplyError("render reply: no token_ids")
+    options = head.stream_options or {}
+    return RenderedPrompt(
+        fields=fields,
+        token_ids=head.token_ids,
+        sampling=head.sampling_params,
+        stream=bool(head.stream),
+        include_usage=bool(options.get("include_usage")),
+        continuous_usage=bool(options.get("continuous_usage_stats")),
+    )
+
+
+def read_render_replies(body: bytes) -> list[RenderedPrompt]:
+    """Parse the list of prompts that completions render answers with. Raises ``RenderReplyError``."""
+    try:
+        items = _list_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RenderReplyError(f"render reply: {error}") from error
+    if not items:
+        raise RenderReplyError("render reply: no prompts")
+    return [read_render_reply(item) for item in items]
+
+
+def out_of_vocabulary(token_ids: Iterable[int], vocab_size: int) -> int | None:
+    """The first ID that no engine may see (one such ID ends a real engine), or None."""
+    return next((token for token in token_ids if not 0 <= token < vocab_size), None)
+
+
+def unsupported_feature(sampling: Mapping[str, Any], capabilities: Iterable[str]) -> str | None:
+    """The first sampling param that was asked for and that the engines cannot or do not honour, or None.
+
+    An engine without a tokenizer refuses the first two and silently ignores the third.
+    """
+    for name in ("structured_outputs", "thinking_token_budget", "bad_words"):
+        if sampling.get(name) not in (None, [], {}, -1) and name not in capabilities:
+            return name
+    return None
+
+
+def prefill_leg(prompt: RenderedPrompt, request_id: str, placement: Placement) -> dict[str, Any]:
+    """Hop 2. It must end by length after one token, whatever the client asked for, or no KV is kept.
+
+    ``prompt_logprobs`` stay: prefill is where they are computed.
+    """
+    sampling = _own_sampling(prompt)
+    for name in _TOKEN_ONLY_FIELDS:
+        sampling.pop(name, None)
+    sampling |= {"n": 1, "max_tokens": 1, "min_tokens": 0, "ignore_eos": True, "output_kind": _WHOLE}
+    return _leg(prompt, request_id, sampling, dict(PREFILL_PARAMS), placement, stream=False)
+
+
+def decode_leg(
+    prompt: RenderedPrompt,
+    request_id: str,
+    choice: int,
+    kv_params: Mapping[str, Any] | None,
+    placement: Placement,
+    *,
+    whole: bool = False,
+) -> dict[str, Any]:
+    """Hop 3 for choice number ``choice`` (0-based).
+
+    Every choice is a request of its own with ``n`` 1, so a client's seed is shifted by the choice's number:
+    the same seed would give the same text n times. ``whole`` asks for one JSON reply, the only kind that
+    carries prompt logprobs; those are asked for only when no prefill leg reports them.
+    """
+    sampling = _own_sampling(prompt)
+    sampling.pop("stop", None)
+    sampling.pop("include_stop_str_in_output", None)
+    sampling |= {"n": 1, "max_tokens": prompt.max_tokens, "output_kind": _WHOLE if whole else _DELTAS}
+    seed = sampling.get("seed")
+    if isinstance(seed, int):
+        sampling["seed"] = _shifted_seed(seed, choice)
+    if not whole:
+        sampling.pop("prompt_logprobs", None)
+    return _leg(prompt, request_id, sampling, kv_params, placement, stream=not whole)
+
+
+def freeing_leg(
+    prompt: RenderedPrompt, request_id: str, kv_params: Mapping[str, Any], placement: Placement
+) -> dict[str, Any]:
+    """A decode of one token whose only purpose is that the prefill engine's blocks are pulled and so
+    freed."""
+    request = prefill_leg(prompt, request_id, placement)
+    sampling = request["sampling_params"]
+    sampling.pop("prompt_logprobs", None)
+    return _leg(prompt, request_id, sampling, kv_params, placement, stream=False)
+
+
+_WHOLE, _DELTAS = 2, 1  # the engine's RequestOutputKind
+_MAX_SEED: Final = 2**63 - 1
+
+
+def _shifted_seed(seed: int, choice: int) -> int:
+    """Stays within int64."""
+    return seed + choice if seed <= _MAX_SEED - choice else seed - choice
+
+
+def _own_sampling(prompt: RenderedPrompt) -> dict[str, Any]:
+    """A copy of the sampling params without transfer params."""
+    sampling = dict(prompt.sampling)
+    extra = sampling.get("extra_args")
+    if isinstance(extra, dict):
+        kept = {name: value for name, value in extra.items() if name not in TRANSFER_FIELDS}
+        sampling["extra_args"] = kept or None
+    return sampling
+
+
+def _leg(
+    prompt: RenderedPrompt,
+    request_id: str,
+    sampling: dict[str, Any],
+    kv_params: Mapping[str, Any] | None,
+    placement: Placement,
+    *,
+    stream: bool,
+) -> dict[str, Any]:
+    request: dict[str, Any] = {k: v for k, v in prompt.fields.items() if k not in TRANSFER_FIELDS}
+    if kv_params is not None:
+        if placement != "extra_args":
+            request["kv_transfer_params"] = kv_params
+        if placement != "top":
+            sampling = sampling | {
+                "extra_args": {**(sampling.get("extra_args") or {}), "kv_transfer_params": kv_params}
+            }
+    return request | {
+        "request_id": request_id,
+        "sampling_params": sampling,
+        "stream": stream,
+        # The engine's usage chunk is where a colocated engine reports its cached tokens.
+        "stream_options": {"include_usage": True} if stream else None,
+        "return_token_ids": None,
+        "output_mode": "tokens",
+    }

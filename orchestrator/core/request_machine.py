@@ -1,0 +1,438 @@
+"""The life of one run as a table: state × event → next state and the effects the shell carries out.
+
+A *run* is one answer choice of one prompt: it has its own prefill leg, its own held KV and its own decode
+leg. A client request with n choices over m prompts is one render and n·m runs; they share the render hop and
+the deadline, and nothing else, because what a prefill engine hands out can be used once.
+
+Rules of this file
+------------------
+* The tables below are plain dicts and are the only description of what happens. The shell asks ``feed`` and
+  does what it is told; ``docs/request-machine.md`` is generated from the same dicts, so the picture cannot
+  lie.
+* Every state × event pair is either a cell of the table or named in ``IMPOSSIBLE``. There is no default. A
+  cell that changes nothing is written out (``stay``): it is an event that may arrive and has no consequence.
+  An event in ``IMPOSSIBLE`` is a bug of the shell and raises.
+* A state change happens at once and synchronously. Whatever takes time (a hop, an abort, a timer) is an
+  effect, and its end is a later event. So there is no moment at which the state is not known, and a
+  cancellation in the middle of an effect cannot lose one.
+* Whether a failure may be retried depends on counts and settings, not on the state. That is decided before
+  the event is fed (``after_prefill_failure``, ``after_decode_failure``, ``after_lease_end``), which is why an
+  event is called ``DECODE_RETRY`` or ``DECODE_FAILED``, never "decode failed, maybe".
+
+Theory of operation
+-------------------
+Render has no side effect: it may be repeated freely. From ``PREFILLED`` on, a prefill engine holds KV blocks
+for this run under a lease that only *it* can see. That obligation is settled exactly once, by one of two
+effects: ``KV_CONSUMED`` (a decode engine has pulled the blocks, known at its first token) or ``KV_STRANDED``
+(nobody will pull them; they are freed when the lease ends, and a metric counts it). Both also stop our own
+lease timer, which is shorter than the engine's lease: after it the params are worthless, since the blocks may
+hold another request's KV and a decode engine would answer with that request's text and status 200.
+
+The params of one prefill are used for at most one decode, also when that decode was refused. Therefore every
+retry of a decode leg in P/D mode goes through ``PREFILLING`` again.
+
+``BUFFERING`` is "tokens have arrived, the client has seen nothing": a failure there can still be repaired
+invisibly, and a whole (non-streaming) answer stays there until the end. ``STREAMING`` is "the client has seen
+output": nothing is retried any more, since a second sample would differ.
+
+The client leaving is handled by what an abort costs at that moment. Before prefill has answered, an abort
+frees everything. After it, an abort of the finished prefill does nothing, so the choice is between a
+one-token decode that pulls and frees the blocks (``FREE_HELD_KV``) and waiting for the lease. While a decode
+engine may be pulling KV, aborting it has crashed engines, so the run drains: it waits for the first token,
+then aborts (``ABORT_EARLY`` is for engines known to be safe). ``DRAINING`` and ``FREEING`` have no client any
+more; they end by themselves or by ``CLEANUP_TIMEOUT``.
+
+Exactly one of the effects ``COMPLETE`` and ``FAIL`` is told to a client that is still there, and none to one
+that has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+
+class State(Enum):
+    RENDERING = "rendering"
+    """Hop 1 is in flight; no engine knows of the run."""
+    PREFILLING = "prefilling"
+    """Hop 2 is in flight."""
+    KV_HELD = "kv_held"
+    """Prefill has answered and holds KV under its lease; a decode member is being chosen."""
+    QUEUED = "queued"
+    """No KV is held anywhere (colocated, skipped or recomputed prefill); a decode member is being chosen."""
+    DECODING = "decoding"
+    """Hop 3 is dispatched, no token has come."""
+    BUFFERING = "buffering"
+    """Tokens have come, the client has seen none of them."""
+    STREAMING = "streaming"
+    """The client has seen output."""
+    FINISHING = "finishing"
+    """Decode is over; the last output is on its way through derender."""
+    DRAINING = "draining"
+    """No client; waiting for decode's first token so that it can be aborted safely."""
+    FREEING = "freeing"
+    """No client; a one-token decode pulls the held KV so that the prefill engine can free it."""
+    DONE = "done"
+    """The answer is complete."""
+    FAILED = "failed"
+    """The client was told an error; nothing of the run is left on an engine, apart from a counted lease."""
+    ABANDONED = "abandoned"
+    """Given up without an answer; what was held is settled."""
+
+
+class Event(Enum):
+    RENDERED = "rendered"
+    """Render answered; the run goes through a prefill engine."""
+    RENDERED_DIRECT = "rendered_direct"
+    """Render answered; decode prefills by itself (colocated, or the prefill leg is skipped)."""
+    RENDER_RETRY = "render_retry"
+    RENDER_FAILED = "render_failed"
+    PREFILLED = "prefilled"
+    """Prefill ended by length and returned complete transfer params."""
+    PREFILL_RETRY = "prefill_retry"
+    PREFILL_RECOMPUTE = "prefill_recompute"
+    """Prefill gave nothing usable, and policy lets decode compute the prompt."""
+    PREFILL_FAILED = "prefill_failed"
+    DECODE_ADMITTED = "decode_admitted"
+    """A decode member is chosen."""
+    FIRST_TOKEN = "first_token"
+    """Decode's first chunk with a choice in it: the KV has been pulled."""
+    VISIBLE = "visible"
+    """The first output is handed to the client."""
+    DECODE_ENDED = "decode_ended"
+    """Decode reported its finish reason."""
+    STOP_MATCHED = "stop_matched"
+    """Derender found a stop string; decode is still running."""
+    DECODE_RETRY = "decode_retry"
+    """Decode failed; another attempt is allowed and starts with a fresh prefill."""
+    DECODE_RETRY_DIRECT = "decode_retry_direct"
+    """Decode failed; another attempt is allowed and needs no prefill."""
+    DECODE_FAILED = "decode_failed"
+    FLUSHED = "flushed"
+    """Everything that decode gave has been derendered and handed over."""
+    DERENDER_FAILED = "derender_failed"
+    LEASE_RETRY = "lease_retry"
+    """Our own lease deadline passed with the KV unused; a fresh prefill is allowed."""
+    LEASE_LOST = "lease_lost"
+    """As above, and no attempt is left."""
+    CLIENT_GONE = "client_gone"
+    SIBLING_FAILED = "sibling_failed"
+    """Another run of the same request failed, so nobody wants this one's output."""
+    DEADLINE = "deadline"
+    """The request's time is over (its deadline, or the end of a shutdown's grace)."""
+    CLEANUP_TIMEOUT = "cleanup_timeout"
+    """Draining or freeing took longer than it may."""
+
+
+class Effect(Enum):
+    START_RENDER = "start_render"
+    START_PREFILL = "start_prefill"
+    """With a fresh leg id, on a member that has not failed this run if there is one."""
+    HOLD_KV = "hold_kv"
+    """Record the lease and start our own timer, shorter than the engine's."""
+    KV_CONSUMED = "kv_consumed"
+    """The held KV, if any, was pulled: settle the lease."""
+    KV_STRANDED = "kv_stranded"
+    """The held KV, if any, is left to the engine's lease: settle it and count."""
+    CHOOSE_DECODE = "choose_decode"
+    START_DECODE = "start_decode"
+    """With a fresh leg id and, if KV is held, its params."""
+    START_FREEING = "start_freeing"
+    """Dispatch a decode of one token with the held params."""
+    ABORT_PREFILL = "abort_prefill"
+    ABORT_DECODE = "abort_decode"
+    RESET_OUTPUT = "reset_output"
+    """Forget the tokens and parser state of the failed attempt."""
+    FLUSH = "flush"
+    COUNT_RECOMPUTE = "count_recompute"
+    ARM_CLEANUP = "arm_cleanup"
+    """Start the timer that bounds draining and freeing."""
+    COMPLETE = "complete"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One cell: where the run goes, and what the shell does, in this order."""
+
+    state: State
+    effects: tuple[Effect, ...] = ()
+
+
+Row = Mapping[Event, Step]
+
+S, E, F = State, Event, Effect
+
+TERMINAL: Final = frozenset({S.DONE, S.FAILED, S.ABANDONED})
+"""Nothing leaves these."""
+
+WITHOUT_CLIENT: Final = frozenset({S.DRAINING, S.FREEING, S.ABANDONED})
+"""Nobody is told anything from here on."""
+
+INITIAL: Final = Step(S.RENDERING, (F.START_RENDER,))
+
+OUTSIDE: Final = frozenset({E.CLIENT_GONE, E.SIBLING_FAILED, E.DEADLINE})
+"""Events that may arrive at any time, whatever the hops do."""
+
+
+def stay(state: State, *events: Event) -> Row:
+    """Cells for events that may arrive in ``state`` and change nothing."""
+    return {event: Step(state) for event in events}
+
+
+TRANSITIONS: Final[Mapping[State, Row]] = {
+    S.RENDERING: {
+        E.RENDERED: Step(S.PREFILLING, (F.START_PREFILL,)),
+        E.RENDERED_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.RENDER_RETRY: Step(S.RENDERING, (F.START_RENDER,)),
+        E.RENDER_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.CLIENT_GONE: Step(S.ABANDONED),
+        E.SIBLING_FAILED: Step(S.ABANDONED),
+        E.DEADLINE: Step(S.FAILED, (F.FAIL,)),
+    },
+    S.PREFILLING: {
+        E.PREFILLED: Step(S.KV_HELD, (F.HOLD_KV, F.CHOOSE_DECODE)),
+        E.PREFILL_RETRY: Step(S.PREFILLING, (F.START_PREFILL,)),
+        E.PREFILL_RECOMPUTE: Step(S.QUEUED, (F.COUNT_RECOMPUTE, F.CHOOSE_DECODE)),
+        E.PREFILL_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_PREFILL,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_PREFILL,)),
+        E.DEADLINE: Step(S.FAILED, (F.ABORT_PREFILL, F.FAIL)),
+    },
+    S.KV_HELD: {
+        E.DECODE_ADMITTED: Step(S.DECODING, (F.START_DECODE,)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
+        E.LEASE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
+        E.LEASE_LOST: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.KV_STRANDED,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.KV_STRANDED,)),
+        E.DEADLINE: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
+    },
+    S.QUEUED: {
+        E.DECODE_ADMITTED: Step(S.DECODING, (F.START_DECODE,)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.CLIENT_GONE: Step(S.ABANDONED),
+        E.SIBLING_FAILED: Step(S.ABANDONED),
+        E.DEADLINE: Step(S.FAILED, (F.FAIL,)),
+    },
+    S.DECODING: {
+        E.FIRST_TOKEN: Step(S.BUFFERING, (F.KV_CONSUMED,)),
+        # A decode that was refused or died has not told the prefill engine anything: the blocks sit out the
+        # lease.
+        E.DECODE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
+        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
+        # Only engines whose decode side does not renew the lease let the timer run here. What they would
+        # answer now may be another request's text, so that leg is cut off before it can.
+        E.LEASE_RETRY: Step(S.PREFILLING, (F.ABORT_DECODE, F.KV_STRANDED, F.START_PREFILL)),
+        E.LEASE_LOST: Step(S.FAILED, (F.ABORT_DECODE, F.KV_STRANDED, F.FAIL)),
+        E.CLIENT_GONE: Step(S.DRAINING, (F.ARM_CLEANUP,)),
+        E.SIBLING_FAILED: Step(S.DRAINING, (F.ARM_CLEANUP,)),
+        E.DEADLINE: Step(S.DRAINING, (F.FAIL, F.ARM_CLEANUP)),
+    },
+    S.BUFFERING: {
+        E.VISIBLE: Step(S.STREAMING),
+        E.DECODE_ENDED: Step(S.FINISHING, (F.FLUSH,)),
+        E.STOP_MATCHED: Step(S.FINISHING, (F.ABORT_DECODE, F.FLUSH)),
+        E.DECODE_RETRY: Step(S.PREFILLING, (F.RESET_OUTPUT, F.START_PREFILL)),
+        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.RESET_OUTPUT, F.CHOOSE_DECODE)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.DERENDER_FAILED: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.DEADLINE: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
+    },
+    S.STREAMING: {
+        E.DECODE_ENDED: Step(S.FINISHING, (F.FLUSH,)),
+        E.STOP_MATCHED: Step(S.FINISHING, (F.ABORT_DECODE, F.FLUSH)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.DERENDER_FAILED: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.DEADLINE: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
+    },
+    S.FINISHING: {
+        E.FLUSHED: Step(S.DONE, (F.COMPLETE,)),
+        E.DERENDER_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.CLIENT_GONE: Step(S.ABANDONED),
+        E.SIBLING_FAILED: Step(S.ABANDONED),
+        E.DEADLINE: Step(S.FAILED, (F.FAIL,)),
+        # The first visible text may come out of the very last derender call.
+        **stay(S.FINISHING, E.VISIBLE),
+    },
+    S.DRAINING: {
+        E.FIRST_TOKEN: Step(S.ABANDONED, (F.KV_CONSUMED, F.ABORT_DECODE)),
+        E.DECODE_FAILED: Step(S.ABANDONED, (F.KV_STRANDED,)),
+        E.CLEANUP_TIMEOUT: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        E.LEASE_LOST: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        **stay(S.DRAINING, *OUTSIDE),
+    },
+    S.FREEING: {
+        E.FIRST_TOKEN: Step(S.ABANDONED, (F.KV_CONSUMED,)),
+        E.DECODE_FAILED: Step(S.ABANDONED, (F.KV_STRANDED,)),
+        E.CLEANUP_TIMEOUT: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        E.LEASE_LOST: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        **stay(S.FREEING, *OUTSIDE),
+    },
+    S.DONE: stay(S.DONE, *OUTSIDE),
+    S.FAILED: stay(S.FAILED, *OUTSIDE),
+    S.ABANDONED: stay(S.ABANDONED, *OUTSIDE),
+}
+
+FREE_HELD_KV: Final[Mapping[State, Row]] = {
+    S.KV_HELD: {
+        E.CLIENT_GONE: Step(S.FREEING, (F.START_FREEING, F.ARM_CLEANUP)),
+        E.SIBLING_FAILED: Step(S.FREEING, (F.START_FREEING, F.ARM_CLEANUP)),
+        E.DEADLINE: Step(S.FREEING, (F.FAIL, F.START_FREEING, F.ARM_CLEANUP)),
+    },
+}
+"""Cells that replace those of ``TRANSITIONS`` when held KV is to be freed by a one-token decode."""
+
+ABORT_EARLY: Final[Mapping[State, Row]] = {
+    S.DECODING: {
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_DECODE, F.KV_STRANDED)),
+        E.DEADLINE: Step(S.FAILED, (F.ABORT_DECODE, F.KV_STRANDED, F.FAIL)),
+    },
+}
+"""Cells that replace those of ``TRANSITIONS`` when decode may be aborted while it pulls KV."""
+
+_RENDER = frozenset({E.RENDERED, E.RENDERED_DIRECT, E.RENDER_RETRY, E.RENDER_FAILED})
+_PREFILL = frozenset({E.PREFILLED, E.PREFILL_RETRY, E.PREFILL_RECOMPUTE, E.PREFILL_FAILED})
+_DECODE_RETRIES = frozenset({E.DECODE_RETRY, E.DECODE_RETRY_DIRECT})
+_DECODE = _DECODE_RETRIES | {E.FIRST_TOKEN, E.DECODE_ENDED, E.DECODE_FAILED}
+_OUTPUT = frozenset({E.VISIBLE, E.STOP_MATCHED, E.FLUSHED, E.DERENDER_FAILED})
+_LEASE = frozenset({E.LEASE_RETRY, E.LEASE_LOST})
+_ADMISSION = frozenset({E.DECODE_ADMITTED})
+_CLEANUP = frozenset({E.CLEANUP_TIMEOUT})
+_HOPS = _RENDER | _PREFILL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP
+
+IMPOSSIBLE: Final[Mapping[State, frozenset[Event]]] = {
+    # No engine has been asked for anything.
+    S.RENDERING: _PREFILL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.PREFILLING: _RENDER | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    # ``DECODE_FAILED`` is possible here: no decode member can be chosen.
+    S.KV_HELD: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
+    S.QUEUED: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
+    # The finish reason always comes after ``FIRST_TOKEN``: the chunk that carries it is fed as that event
+    # first.
+    S.DECODING: _RENDER | _PREFILL | _OUTPUT | _ADMISSION | _CLEANUP | {E.DECODE_ENDED},
+    # The lease is settled at the first token.
+    S.BUFFERING: _RENDER | _PREFILL | _LEASE | _ADMISSION | _CLEANUP | {E.FIRST_TOKEN, E.FLUSHED},
+    S.STREAMING: (
+        _RENDER | _PREFILL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
+        | {E.FIRST_TOKEN, E.VISIBLE, E.FLUSHED}
+    ),
+    S.FINISHING: _RENDER | _PREFILL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
+    # Nothing is retried for a client that is gone, so retries are never decided on in these two.
+    S.DRAINING: _RENDER | _PREFILL | _DECODE_RETRIES | _OUTPUT | _ADMISSION | {E.DECODE_ENDED, E.LEASE_RETRY},
+    S.FREEING: _RENDER | _PREFILL | _DECODE_RETRIES | _OUTPUT | _ADMISSION | {E.DECODE_ENDED, E.LEASE_RETRY},
+    # Hops of a finished run have been cancelled and report to nobody.
+    S.DONE: _HOPS,
+    S.FAILED: _HOPS,
+    S.ABANDONED: _HOPS,
+}  # fmt: skip
+
+
+class ImpossibleEvent(Exception):
+    """The shell fed an event that cannot happen in this state: a bug of ours, never of a client or an
+    engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decide between cells or between events."""
+
+    held_kv: Literal["free", "lease"] = "free"
+    """KV held by prefill when the run is given up before decode: free it by a one-token decode, or let the
+    engine's lease end."""
+    abort_decode: Literal["first_token", "at_once"] = "first_token"
+    """When a decode without a token yet may be aborted."""
+    prefill_failure: Literal["fail", "recompute"] = "fail"
+    """When no prefill engine delivers: an error, or decode computes the prompt."""
+    prefill_attempts: int = 2
+    decode_attempts: int = 2
+
+
+def build_table(policy: Policy) -> Mapping[State, Row]:
+    """The table in force under ``policy``."""
+    table = dict(TRANSITIONS)
+    overlays = [FREE_HELD_KV] if policy.held_kv == "free" else []
+    overlays += [ABORT_EARLY] if policy.abort_decode == "at_once" else []
+    for overlay in overlays:
+        for state, row in overlay.items():
+            table[state] = {**table[state], **row}
+    return table
+
+
+class RequestMachine:
+    """One run's state and its counts of attempts. No clock, no I/O; feeding returns what to do."""
+
+    __slots__ = ("_table", "decode_attempts", "policy", "prefill_attempts", "state", "uses_prefill")
+
+    def __init__(self, policy: Policy, table: Mapping[State, Row] | None = None) -> None:
+        """``table`` is ``build_table(policy)``, given by callers that make many machines."""
+        self.policy = policy
+        self._table = build_table(policy) if table is None else table
+        self.state = INITIAL.state
+        self.uses_prefill = False
+        self.prefill_attempts = 0
+        self.decode_attempts = 0
+
+    def __repr__(self) -> str:
+        attempts = f"prefill={self.prefill_attempts} decode={self.decode_attempts}"
+        return f"<RequestMachine {self.state.value} {attempts}>"
+
+    @property
+    def over(self) -> bool:
+        return self.state in TERMINAL
+
+    def feed(self, event: Event) -> tuple[Effect, ...]:
+        """Change state now and return the effects to carry out, in order. Raises ``ImpossibleEvent``."""
+        step = self._table[self.state].get(event)
+        if step is None:
+            raise ImpossibleEvent(f"{event.value} in {self.state.value}")
+        self.state = step.state
+        if event is Event.RENDERED:
+            self.uses_prefill = True
+        elif event is Event.PREFILL_RECOMPUTE:
+            self.uses_prefill = False
+        if Effect.START_PREFILL in step.effects:
+            self.prefill_attempts += 1
+        if Effect.START_DECODE in step.effects:
+            self.decode_attempts += 1
+        return step.effects
+
+    def after_prefill_failure(self, *, retry_safe: bool, client_fault: bool) -> Event:
+        """Which event a failed prefill hop is. ``client_fault``: a 4xx, which every engine would repeat."""
+        if client_fault:
+            return Event.PREFILL_FAILED
+        if retry_safe and self.prefill_attempts < self.policy.prefill_attempts:
+            return Event.PREFILL_RETRY
+        return self.after_unusable_prefill()
+
+    def after_unusable_prefill(self) -> Event:
+        """Which event a prefill is that answered without usable params."""
+        if self.policy.prefill_failure == "recompute":
+            return Event.PREFILL_RECOMPUTE
+        return Event.PREFILL_FAILED
+
+    def after_decode_failure(self, *, retry_safe: bool) -> Event:
+        """Which event a failed decode hop is, in the present state."""
+        repeatable = self.state in (State.DECODING, State.BUFFERING)
+        if not (repeatable and retry_safe and self.decode_attempts < self.policy.decode_attempts):
+            return Event.DECODE_FAILED
+        if not self.uses_prefill:
+            return Event.DECODE_RETRY_DIRECT
+        # The fresh prefill belongs to the decode attempt, so it has attempts of its own.
+        self.prefill_attempts = 0
+        return Event.DECODE_RETRY
+
+    def after_lease_end(self) -> Event:
+        """Which event the end of our own lease deadline is."""
+        if self.state not in WITHOUT_CLIENT and self.prefill_attempts < self.policy.prefill_attempts:
+            return Event.LEASE_RETRY
+        return Event.LEASE_LOST

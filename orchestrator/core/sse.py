@@ -1,0 +1,99 @@
+"""Server-sent events: an incremental decoder (bytes in, data payloads out) and the frames we send.
+
+Follows the WHATWG event stream grammar: lines end with LF, CR or CRLF; a line that starts with a colon is a
+comment; a blank line ends an event; several ``data`` lines of one event are joined by LF; a leading byte
+order mark is dropped. Only ``data`` matters to us, so other fields are skipped. Payloads stay bytes: a
+character that is split between two reads is whole again before anyone decodes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BOM: Final = b"\xef\xbb\xbf"
+DONE: Final = b"[DONE]"
+DONE_FRAME: Final = b"data: [DONE]\n\n"
+
+
+class StreamTooLarge(Exception):
+    """The peer sent an event longer than the bound."""
+
+
+class SSEDecoder:
+    """Feed it what the socket gives, in any pieces; it returns the payloads completed by that piece.
+
+    ``max_event_bytes`` bounds what is held for one unfinished event (its lines so far and its data).
+    An unfinished event at the end of the stream is not an event, by the grammar: ``mid_event`` tells.
+    """
+
+    __slots__ = ("_after_cr", "_data", "_held", "_line", "_line_bytes", "_max", "_started")
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._max = max_event_bytes
+        self._line: list[bytes] = []
+        self._line_bytes = 0
+        self._data: list[bytes] = []
+        self._held = 0
+        self._after_cr = False
+        self._started = False
+
+    @property
+    def mid_event(self) -> bool:
+        return bool(self._data) or self._line_bytes > 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The payloads of the events that ``piece`` completes. Raises ``StreamTooLarge``."""
+        if self._after_cr and piece:
+            self._after_cr = False
+            if piece.startswith(b"\n"):
+                piece = piece[1:]
+        if b"\r" in piece:
+            self._after_cr = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = piece.split(b"\n")
+        rest = lines.pop()
+        payloads: list[bytes] = []
+        for end in lines:
+            if self._line_bytes:
+                self._line.append(end)
+                line = b"".join(self._line)
+                self._line.clear()
+                self._line_bytes = 0
+            else:
+                line = end
+            self._take_line(line, payloads)
+        if rest:
+            self._line.append(rest)
+            self._line_bytes += len(rest)
+            if self._line_bytes + self._held > self._max:
+                raise StreamTooLarge(f"a server-sent event exceeds {self._max} bytes")
+        return payloads
+
+    def _take_line(self, line: bytes, payloads: list[bytes]) -> None:
+        if not self._started:
+            self._started = True
+            line = line.removeprefix(BOM)
+        if not line:
+            if self._data:
+                payloads.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+                self._held = 0
+            return
+        if line.startswith(b"data:"):
+            value = line[6:] if line.startswith(b"data: ") else line[5:]
+        elif line == b"data":
+            value = b""
+        else:
+            return
+        self._held += len(value) + 1
+        if self._held > self._max:
+            raise StreamTooLarge(f"a server-sent event exceeds {self._max} bytes")
+        self._data.append(value)
+
+
+def frame(payload: bytes) -> bytes:
+    """One event. A payload with line breaks becomes several ``data`` lines, which the decoder joins again."""
+    if b"\n" in payload or b"\r" in payload:
+        lines = payload.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        return b"".join(b"data: " + line + b"\n" for line in lines) + b"\n"
+    return b"data: " + payload + b"\n\n"

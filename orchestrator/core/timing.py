@@ -1,0 +1,84 @@
+"""What each hop of one request took. Marks are seconds on one clock, given by the caller.
+
+With several runs the first one to reach a mark sets it: time to first token is the time until the client saw
+something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class GapStats:
+    """Time between arrivals of engine chunks within a run: count, sum and maximum, in seconds."""
+
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
+
+    def add(self, gap: float) -> None:
+        self.count += 1
+        self.total += gap
+        self.longest = max(self.longest, gap)
+
+
+@dataclass(slots=True)
+class Timing:
+    started: float
+    rendered: float | None = None
+    prefill_started: float | None = None
+    prefilled: float | None = None
+    decode_started: float | None = None
+    first_token: float | None = None
+    first_output: float | None = None
+    finished: float | None = None
+    gaps: GapStats = field(default_factory=GapStats)
+    prefill_member: str | None = None
+    decode_member: str | None = None
+
+    def mark(self, name: str, now: float) -> None:
+        """Set a mark unless it is set."""
+        if getattr(self, name) is None:
+            setattr(self, name, now)
+
+    def restart_legs(self) -> None:
+        """A failed attempt is repeated: its marks give way to the next attempt's."""
+        self.prefill_started = self.prefilled = self.decode_started = self.first_token = None
+
+    def seconds(self) -> dict[str, float | None]:
+        """Spans. ``decode_first_token`` holds the KV transfer and the first decode step, which cannot be told
+        apart from outside the engine; ``first_derender`` is from the first token to the first output for the
+        client."""
+        return {
+            "render": _span(self.started, self.rendered),
+            "prefill": _span(self.prefill_started, self.prefilled),
+            "decode_first_token": _span(self.decode_started, self.first_token),
+            "first_derender": _span(self.first_token, self.first_output),
+            "ttft": _span(self.started, self.first_output),
+            "total": _span(self.started, self.finished),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The object a client gets that asked for it; milliseconds."""
+        gaps = self.gaps
+        mean = gaps.total / gaps.count if gaps.count else None
+        spans = {f"{name}_ms": _ms(value) for name, value in self.seconds().items()}
+        return spans | {
+            "itl_ms": {
+                "mean": _ms(mean),
+                "max": _ms(gaps.longest if gaps.count else None),
+                "count": gaps.count,
+            },
+            "prefill_member": self.prefill_member,
+            "decode_member": self.decode_member,
+        }
+
+
+def _span(begin: float | None, end: float | None) -> float | None:
+    return None if begin is None or end is None else end - begin
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

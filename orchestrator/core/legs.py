@@ -33,9 +33,9 @@ OMITTED_MAX_TOKENS: Final = 16
 limit"."""
 
 _TOKEN_ONLY_FIELDS: Final = (
-    "stop", "stop_token_ids", "bad_words", "logprobs", "structured_outputs", "thinking_token_budget",
-    "repetition_detection", "stream_interval", "include_stop_str_in_output", "logprob_token_ids", "logit_bias",
-    "allowed_token_ids",
+    "stop", "stop_token_ids", "bad_words", "logprobs", "logprob_token_ids", "structured_outputs",
+    "thinking_token_budget", "repetition_detection", "stream_interval", "include_stop_str_in_output",
+    "logit_bias", "allowed_token_ids",
 )  # fmt: skip
 """Params that only shape sampled tokens, of which the prefill leg has none worth keeping."""
 

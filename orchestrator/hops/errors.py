@@ -1,0 +1,152 @@
+"""What can go wrong on a hop, as one small tree. Each error knows its hop, its HTTP status for the client,
+and whether the same leg may be sent again.
+
+An engine's 4xx is the client's own error and keeps its status, type, message and param. Anything else an
+engine says is logged by the caller (``detail``) and not relayed: it describes our inside, not the client's
+request.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from render_tier.protocol.errors import STATUS_TYPES, ApiError
+
+HopName = Literal["render", "prefill", "decode", "derender"]
+
+
+class HopError(ApiError):
+    """A hop that did not give what it was asked for.
+
+    ``retry_safe``: sending the leg again, elsewhere or later, may help and can do no harm.
+    ``member_fault``: the member is to blame, which its breaker counts.
+    ``detail`` is for the log only.
+    """
+
+    retry_safe = False
+    member_fault = True
+
+    def __init__(
+        self,
+        hop: HopName,
+        message: str,
+        *,
+        status: int | None = None,
+        type: str | None = None,
+        param: str | None = None,
+        detail: str = "",
+        member: str = "",
+    ) -> None:
+        super().__init__(message, param=param, status=status, type=type)
+        self.hop = hop
+        self.detail = detail
+        self.member = member
+
+    @property
+    def client_fault(self) -> bool:
+        return isinstance(self, Refused)
+
+
+class Unreachable(HopError):
+    """No connection, or it broke before an answer was complete."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+    retry_safe = True
+
+
+class Overloaded(HopError):
+    """The member said 429 or 503."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+    retry_safe = True
+    member_fault = False
+
+
+class Failed(HopError):
+    """The member answered 5xx, or reported an error inside its stream."""
+
+    status = 502
+    type = "BadGatewayError"
+
+    def __init__(self, hop: HopName, message: str, *, retry_safe: bool = False, **kwargs: str) -> None:
+        super().__init__(hop, message, **kwargs)  # type: ignore[arg-type]
+        self.retry_safe = retry_safe
+
+
+class Garbled(HopError):
+    """The member's answer is not what the protocol says."""
+
+    status = 502
+    type = "BadGatewayError"
+    retry_safe = True
+
+
+class TimedOut(HopError):
+    """The hop did not answer in the time it has."""
+
+    status = 504
+    type = "GatewayTimeoutError"
+
+
+class Refused(HopError):
+    """The member said that the request is wrong (4xx): passed on in kind, never retried."""
+
+    status = 400
+    type = "BadRequestError"
+    member_fault = False
+
+
+class NoMembers(HopError):
+    """The role has no members."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+    member_fault = False
+
+
+class _Info(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+    param: str | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Info | str = ""
+    detail: object = None
+
+
+OUR_FAULT = frozenset({401, 403, 405, 407, 408, 411, 415, 426, 431})
+"""4xx that speak about how we asked (credentials, method, framing), not about what the client asked for."""
+
+
+def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> HopError:
+    """The error that a non-200 answer is."""
+    detail = body[:2000].decode("utf-8", "replace")
+    if status in (429, 503):
+        return Overloaded(hop, f"the {hop} tier is overloaded", status=status,
+                          type="RateLimitError" if status == 429 else None,
+                          detail=detail, member=member)  # fmt: skip
+    if 400 <= status < 500 and status not in OUR_FAULT:
+        info = _read_error(body)
+        if info is not None:
+            kind = info.type or STATUS_TYPES.get(status, "BadRequestError")
+            return Refused(hop, info.message, status=status, type=kind, param=info.param,
+                           detail=detail, member=member)  # fmt: skip
+    # A prompt that ends one engine (500) would end the next one too. A gateway's 502 and 504 are about the
+    # way.
+    safe = status in (502, 504) or hop in ("render", "derender", "decode")
+    return Failed(
+        hop, f"the {hop} hop failed", retry_safe=safe, detail=f"HTTP {status}: {detail}", member=member
+    )
+
+
+def _read_error(body: bytes) -> _Info | None:
+    try:
+        error = msgspec.json.decode(body, type=_Body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return error if isinstance(error, _Info) and error.message else None

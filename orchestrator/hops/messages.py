@@ -1,0 +1,74 @@
+"""What is read of the hops' answers. Fields that are only passed on stay undecoded (``msgspec.Raw``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Raw = msgspec.Raw
+
+
+class TokensDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class EngineUsage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: TokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class EngineLogprobs(msgspec.Struct):
+    content: list[Raw] | None = None
+
+
+class EngineChoice(msgspec.Struct):
+    index: int = 0
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: EngineLogprobs | None = None
+
+
+class EngineAnswer(msgspec.Struct):
+    """A generate reply or one chunk of its stream. ``error`` marks a stream that failed inside."""
+
+    request_id: str = ""
+    choices: list[EngineChoice] = []
+    usage: EngineUsage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    prompt_logprobs: Raw | None = None
+    error: Raw | None = None
+
+
+class DerenderNotes(msgspec.Struct):
+    """Our extension of the streaming derender answer: counts of the choice so far, and whether the chunk
+    shows the client anything. ``context`` stands for the request's context in later calls."""
+
+    context: str | None = None
+    completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    empty: bool = False
+
+
+class DerenderStreamAnswer(msgspec.Struct):
+    """``derender`` is absent from a derender tier that does not know the extension."""
+
+    chunk: Raw
+    stream_state: Raw
+    derender: DerenderNotes | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class ChunkFinish(msgspec.Struct):
+    """The part of an output chunk that says whether the choice is over."""
+
+    choices: list[ChunkChoice] = []

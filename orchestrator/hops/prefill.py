@@ -1,0 +1,61 @@
+"""Hop 2: one token on a prefill engine, whose only yield is the transfer params (and prompt logprobs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from orchestrator.hops.errors import HopName
+from orchestrator.hops.messages import EngineAnswer
+from orchestrator.hops.transport import Transport, encode, garbled
+
+GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
+
+ENGINE_ID_PREFIX = "generate-tokens-"
+"""Engines put this before the id they are given; an abort must name the id as the engine knows it."""
+
+_decoder = msgspec.json.Decoder(EngineAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prefill answer, not yet judged."""
+
+    finish_reason: str | None
+    kv_params: dict[str, Any] | None
+    cached_tokens: int | None
+    prompt_logprobs: msgspec.Raw | None
+
+
+class PrefillClient:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def prefill(
+        self, base_url: str, request: Mapping[str, Any], headers: Mapping[str, str], budget: float
+    ) -> Prefilled:
+        """Raises ``HopError``."""
+        url = base_url + GENERATE
+        reply = await self._transport.call(
+            "prefill", "POST", url, encode(request), budget=budget, headers=headers
+        )
+        try:
+            answer = _decoder.decode(reply.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise garbled("prefill", url, error) from error
+        return Prefilled(
+            finish_reason=answer.choices[0].finish_reason if answer.choices else None,
+            kv_params=answer.kv_transfer_params,
+            cached_tokens=answer.usage.cached_tokens if answer.usage else None,
+            prompt_logprobs=answer.prompt_logprobs,
+        )
+
+
+async def abort(transport: Transport, hop: HopName, base_url: str, request_id: str, budget: float) -> None:
+    """Ask an engine to drop a leg, by the id we gave it. Unknown ids are no error. Raises ``HopError``."""
+    body = encode({"request_ids": [ENGINE_ID_PREFIX + request_id]})
+    await transport.call(hop, "POST", base_url + ABORT, body, budget=budget)

@@ -1,0 +1,47 @@
+"""Hop 1: the client's body, unchanged, to the render tier; its reply, parsed, back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.core.legs import RenderedPrompt, RenderReplyError, read_render_replies, read_render_reply
+from orchestrator.hops.transport import Reply, Transport, garbled
+
+Endpoint = Literal["chat", "completions"]
+
+PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+FINGERPRINT_HEADER = "X-Render-Fingerprint"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    prompts: list[RenderedPrompt]
+    fingerprint: str | None
+    """Of tokenizer, template and parsers; derender must have the same."""
+
+
+class RenderClient:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def render(
+        self, base_url: str, endpoint: Endpoint, body: bytes, headers: Mapping[str, str], budget: float
+    ) -> Rendered:
+        """One prompt for chat, one or more for completions. Raises ``HopError``; a 4xx is the client's
+        error."""
+        url = f"{base_url}{PATHS[endpoint]}/render"
+        reply = await self._transport.call("render", "POST", url, body, budget=budget, headers=headers)
+        try:
+            prompts = (
+                [read_render_reply(reply.body)] if endpoint == "chat" else read_render_replies(reply.body)
+            )
+        except RenderReplyError as error:
+            raise garbled("render", url, error) from error
+        return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER))
+
+    async def models(self, base_url: str, budget: float) -> Reply:
+        """``GET /v1/models`` as the render tier answers it."""
+        return await self._transport.call("render", "GET", f"{base_url}/v1/models", None, budget=budget)

@@ -1,0 +1,37 @@
+"""One server of one role, with what is known of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from orchestrator.core.breaker import Breaker
+from orchestrator.core.selection import Candidate
+
+
+class Member:
+    """``probed`` is None until the first background probe has answered."""
+
+    __slots__ = ("active", "breaker", "probed", "url")
+
+    def __init__(self, url: str, breaker: Breaker) -> None:
+        self.url = url
+        self.breaker = breaker
+        self.active = 0
+        self.probed: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"<Member {self.url} active={self.active} probed={self.probed} {self.breaker!r}>"
+
+    def candidate(self, now: float, tried: bool) -> Candidate:
+        healthy = self.probed is not False and not self.breaker.is_open(now)
+        return Candidate(self.url, self.active, healthy, tried)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Count a leg as active on this member."""
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1

@@ -1,0 +1,191 @@
+"""Every setting of the orchestrator: one frozen object, unknown keys refused.
+
+``deploy/orchestrator.example.toml`` shows each key with its default. Times are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator
+
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#]+(/[^?#]*)?$")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Selection = Literal["round_robin", "least_active", "power_of_two"]
+Capability = Literal["structured_outputs", "thinking_token_budget", "bad_words"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Server(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    grace: Seconds = 30.0
+    """After SIGTERM, running requests may take this long."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+
+class Members(Section):
+    """Base URLs of each role. Without prefill members the decode engines also prefill (three hops)."""
+
+    render: tuple[Url, ...] = ()
+    prefill: tuple[Url, ...] = ()
+    decode: tuple[Url, ...] = ()
+    render_api_key: SecretStr | None = None
+    engine_api_key: SecretStr | None = None
+
+    @field_validator("render", "prefill", "decode")
+    @classmethod
+    def _no_trailing_slash(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+class Selections(Section):
+    render: Selection = "round_robin"
+    prefill: Selection = "least_active"
+    decode: Selection = "power_of_two"
+
+
+class Health(Section):
+    interval: Seconds = 2.0
+    timeout: Seconds = 2.0
+    path_render: str = "/ready"
+    """Also read from a render tier without it: 404 falls back to ``/health``."""
+    path_engine: str = "/health"
+    breaker_threshold: Count = 3
+    """Failures in a row that open a member's breaker."""
+    breaker_cooldown: Seconds = 5.0
+
+
+class Timeouts(Section):
+    request: Seconds = 600.0
+    """The whole request. A client can shorten it (``X-Request-Timeout`` header or ``timeout`` in the
+    body)."""
+    connect: Seconds = 3.0
+    keepalive: Seconds = 4.0
+    """Idle connections are closed before the servers' usual 5 s would."""
+    render: Seconds = 30.0
+    prefill: Seconds = 120.0
+    decode_first: Seconds = 120.0
+    """Until decode's first token: queueing, KV transfer and one step."""
+    decode_idle: Seconds = 60.0
+    """Between two chunks of a decode stream."""
+    derender: Seconds = 30.0
+    abort: Seconds = 5.0
+    cleanup: Seconds = 60.0
+    """Draining a decode whose client is gone, or freeing held KV."""
+
+
+class Lease(Section):
+    """How long prefilled KV may be used. Must match the engines' own setting (30 s is vLLM's default)."""
+
+    engine_seconds: Seconds = 30.0
+    fraction: Annotated[float, Field(gt=0, le=1)] = 2 / 3
+    """Our own deadline, as a fraction of the engine's lease."""
+    renewed_by_decode: bool = True
+    """A decode engine that waits with the params renews the lease, so our deadline ends when decode is
+    sent."""
+
+
+class PolicySettings(Section):
+    held_kv: Literal["free", "lease"] = "free"
+    """KV of a request given up between prefill and decode: pull it with a one-token decode, or let the lease
+    end."""
+    abort_decode: Literal["first_token", "at_once"] = "first_token"
+    """When decode may be aborted. Some engine versions crash when aborted during the KV transfer."""
+    prefill_failure: Literal["fail", "recompute"] = "fail"
+    """Prefill delivers nothing: an error, or decode computes the prompt."""
+    render_attempts: Count = 2
+    prefill_attempts: Count = 2
+    decode_attempts: Count = 2
+    derender_attempts: Count = 2
+    skip_prefill_for_one_token: bool = True
+    """A request for one token is decoded without a prefill leg."""
+    skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = 0
+    """As above for prompts shorter than this."""
+    kv_params_placement: Literal["top", "extra_args", "both"] = "top"
+    """Where the engines read ``kv_transfer_params``."""
+    engine_capabilities: frozenset[Capability] = frozenset()
+    """What the engines can beyond plain sampling. Requests that need anything else are refused (400)."""
+    vocab_size: Count | None = None
+    """When set, prompt IDs are checked against it before an engine sees them."""
+
+
+class Limits(Section):
+    body_bytes: Count = 64 * 2**20
+    reply_bytes: Count = 256 * 2**20
+    event_bytes: Count = 64 * 2**20
+    """One server-sent event, or one JSON reply, of a decode engine."""
+    error_bytes: Count = 64 * 2**10
+    runs_per_request: Count = 128
+    """Prompts times choices."""
+    pending_tokens: Count = 512
+    """Tokens of one choice that wait for derender before the engine is no longer read."""
+    pending_frames: Count = 256
+    """Chunks of one request that wait for a slow client."""
+
+
+class Settings(Section):
+    server: Server = Server()
+    members: Members = Members()
+    selection: Selections = Selections()
+    health: Health = Health()
+    timeouts: Timeouts = Timeouts()
+    lease: Lease = Lease()
+    policy: PolicySettings = PolicySettings()
+    limits: Limits = Limits()
+
+    def digest(self) -> str:
+        """Short hash of the effective values, secrets left out."""
+        return hashlib.sha256(json.dumps(self.redacted(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def redacted(self) -> dict[str, Any]:
+        values = self.model_dump(mode="json")
+        policy = values["policy"]
+        policy["engine_capabilities"] = sorted(policy["engine_capabilities"])
+        return values
+
+
+class ConfigError(ValueError):
+    """A configuration file that cannot be used; the message names the file and the key."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The contents of a TOML, YAML or JSON file, by its suffix. Raises ``ConfigError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            values: Any = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            values = yaml.safe_load(text)
+        elif path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            raise ConfigError(f"{path}: the suffix must be .toml, .yaml, .yml or .json")
+    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: the top level must be a table")
+    return values
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``over`` laid on ``base``, section by section."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

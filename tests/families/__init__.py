@@ -1,0 +1,1 @@
+"""Generators of model outputs for every parser family, and the laws that all families must keep."""

@@ -1,0 +1,1 @@
+"""Tests that need the real vLLM (marker `vllm`, run by `make test-vllm`)."""

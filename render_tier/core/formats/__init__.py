@@ -1,0 +1,54 @@
+"""The model families by their vLLM parser names; one module each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from render_tier.core.formats.hermes import HERMES
+from render_tier.core.formats.plain import PLAIN
+from render_tier.core.formats.qwen3 import QWEN3
+from render_tier.core.prompt_state import prompt_reasoning
+from render_tier.core.table import ReasoningFormat, ToolFormat
+
+__all__ = [
+    "PLAIN",
+    "REASONING_NAMES",
+    "TOOL_NAMES",
+    "ReasoningFormat",
+    "ToolFormat",
+    "UnknownFormat",
+    "prompt_reasoning",
+    "reasoning_format",
+    "tool_format",
+]
+
+_REASONING: Final[dict[str, ReasoningFormat]] = {fmt.name: fmt for fmt in (QWEN3,)}
+_TOOLS: Final[dict[str, ToolFormat]] = {name: fmt for fmt in (HERMES,) for name in (fmt.name, *fmt.aliases)}
+
+REASONING_NAMES: Final = tuple(sorted(_REASONING))
+TOOL_NAMES: Final = tuple(sorted(_TOOLS))
+
+
+class UnknownFormat(KeyError):
+    """A parser name that has no table; the message lists those that do."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    """The reasoning table of a vLLM ``--reasoning-parser`` name. Raises UnknownFormat."""
+    try:
+        return _REASONING[name]
+    except KeyError:
+        valid = ", ".join(REASONING_NAMES)
+        raise UnknownFormat(f"unknown reasoning parser {name!r}; valid names: {valid}") from None
+
+
+def tool_format(name: str) -> ToolFormat:
+    """The tool table of a vLLM ``--tool-call-parser`` name. Raises UnknownFormat."""
+    try:
+        return _TOOLS[name]
+    except KeyError:
+        valid = ", ".join(TOOL_NAMES)
+        raise UnknownFormat(f"unknown tool call parser {name!r}; valid names: {valid}") from None

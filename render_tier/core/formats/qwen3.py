@@ -1,0 +1,20 @@
+"""Qwen3 reasoning: ``<think>`` ... ``</think>`` before the answer.
+
+The model opens the block itself, or the prompt does; an output that never opens it is reasoning too until
+``</think>``, unless the prompt closed reasoning. A tool call ends reasoning as well.
+"""
+
+from __future__ import annotations
+
+from render_tier.core.table import CONTENT, ReasoningFormat, Region, State
+
+QWEN3 = ReasoningFormat(
+    name="qwen3",
+    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
+    initial="reasoning",
+    opened="reasoning",
+    start="<think>",
+    end="</think>",
+    ended_by_tools=frozenset({"reasoning"}),
+    disabled_by={"enable_thinking": False},
+)

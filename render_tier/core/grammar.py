@@ -1,0 +1,122 @@
+"""The tables of a reasoning and a tool family joined into one, and made ready for one vocabulary.
+
+`compose` merges the states; `Grammar` is the result with markers compiled: per state a search pattern, the
+prefixes of markers that must be held back, and the token IDs that are markers by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from render_tier.core.body import BodyFormat
+from render_tier.core.table import CONTENT, Blanks, ReasoningFormat, Region, State, TableError, ToolFormat
+from render_tier.core.vocabulary import Vocabulary
+
+
+def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, State]:
+    """One table of both. A tool call ends reasoning where the reasoning table says so. Raises TableError."""
+    states = dict(tool.states)
+    if CONTENT not in states:
+        raise TableError(f"{tool.name}: no state {CONTENT!r}")
+    if reasoning is None:
+        return states
+    content = states[CONTENT]
+    tool_markers = dict(content.on)
+    states[CONTENT] = replace(content, on={**reasoning.content_on, **tool_markers})
+    for name, state in reasoning.states.items():
+        if name in states:
+            raise TableError(f"{reasoning.name} and {tool.name} both have a state {name!r}")
+        on = {**tool_markers, **state.on} if name in reasoning.ended_by_tools else state.on
+        states[name] = replace(state, on=on)
+    return states
+
+
+class Node:
+    """One state made ready: see `table.State` for the meaning."""
+
+    __slots__ = ("body", "done", "failed", "ids", "index", "name", "on", "prefixes", "search", "tail", "text", "width")
+
+    def __init__(self, index: int, name: str, state: State) -> None:
+        self.index: Final = index
+        self.name: Final = name
+        self.text: Final = state.text
+        self.body: Final[BodyFormat | None] = state.body
+        self.done: Node = self
+        self.failed: Node = self
+        self.on: dict[str, Node] = {}
+        self.ids: dict[int, Node] = {}
+        markers = sorted(state.on)
+        for marker in markers:
+            if not marker or any(other != marker and other.startswith(marker) for other in markers):
+                raise TableError(f"state {name!r}: marker {marker!r} is empty or the beginning of another")
+        self.search = re.compile("|".join(map(re.escape, markers))).search if markers else None
+        self.prefixes: Final = frozenset(m[:n] for m in markers for n in range(1, len(m)))
+        self.width: Final = max((len(marker) - 1 for marker in markers), default=0)
+        firsts = "".join(sorted({re.escape(marker[0]) for marker in markers}))
+        self.tail = re.compile(f"[{firsts}]").search if firsts else None
+
+    def held(self, text: str) -> int:
+        """How many characters at the end of ``text`` may be the beginning of a marker."""
+        if self.tail is None:
+            return 0
+        length = len(text)
+        start = max(0, length - self.width)
+        while (found := self.tail(text, start)) is not None:
+            start = found.start()
+            if text[start:] in self.prefixes:
+                return length - start
+            start += 1
+        return 0
+
+
+class Grammar:
+    """The joined table of one deployment, for one vocabulary. Immutable; shared by all streams.
+
+    ``marker_ids``: token ID to text for the tokens that are markers by themselves, in any state. ``skipped``: the
+    special tokens that are no markers; their text is left out unless the request keeps special tokens.
+    """
+
+    def __init__(self, reasoning: ReasoningFormat | None, tool: ToolFormat, vocabulary: Vocabulary) -> None:
+        states = compose(reasoning, tool)
+        self.vocabulary: Final = vocabulary
+        self.reasoning: Final = reasoning
+        self.tool: Final = tool
+        self.blanks: Final[Blanks] = tool.blanks
+        self.nodes: Final = [Node(index, name, state) for index, (name, state) in enumerate(states.items())]
+        by_name = {node.name: node for node in self.nodes}
+        self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)
+        self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
+        self.content: Final = by_name[CONTENT]
+        self._initial = by_name[reasoning.initial] if reasoning else self.content
+        self._opened = by_name[reasoning.opened] if reasoning else self.content
+
+    def start(self, prompt: bool | None) -> Node:
+        """Where an output starts after a prompt that left reasoning open, closed it, or said nothing (None)."""
+        if prompt is None:
+            return self._initial
+        return self._opened if prompt else self.content
+
+
+def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: Vocabulary) -> dict[int, str]:
+    marker_ids: dict[int, str] = {}
+    for name, state in states.items():
+        node = by_name[name]
+        if state.body is None and state.text is Region.CALL:
+            raise TableError(f"state {name!r}: text of a call needs a body")
+        names = [*state.on.values(), *((state.done, state.failed) if state.body else ())]
+        if missing := [to for to in names if to not in by_name]:
+            raise TableError(f"state {name!r} leads to unknown states {missing}")
+        if state.body is not None:
+            node.done, node.failed = by_name[state.done], by_name[state.failed]
+            if state.on or node.failed.body is not None:
+                raise TableError(f"state {name!r}: a body has no markers and fails into a state of text")
+        for marker, to in state.on.items():
+            node.on[marker] = by_name[to]
+            token_id = vocabulary.token_id(marker)
+            if token_id is not None:
+                node.ids[token_id] = by_name[to]
+                marker_ids[token_id] = marker
+    return marker_ids

@@ -1,0 +1,82 @@
+"""Servers of a real vLLM, run from the environment that `scripts/vllm_env.sh` makes and `VLLM_ENV` names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.support.processes import ServerFailed, ServerProcess
+
+READY_WITHIN = 240.0
+"""Seconds. A start takes about 30 on an idle machine of two cores, several times that on a busy one."""
+
+ENGINE_OPTIONS = (
+    "--tokens-only",
+    "--dtype", "float32",  # bfloat16 on a CPU is not stable bit for bit, even against itself
+    "--max-model-len", "4096",
+    "--max-num-seqs", "8",
+    "--enforce-eager",
+    "--kv-cache-memory-bytes", "1073741824",
+)  # fmt: skip
+
+RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
+"""Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""
+
+
+def environment() -> Path:
+    """The vLLM environment's directory. Raises `RuntimeError` that says what to do when there is none."""
+    value = os.environ.get("VLLM_ENV")
+    if not value or not (Path(value) / "bin" / "vllm").exists():
+        raise RuntimeError(f"VLLM_ENV={value or ''} is not a vLLM environment: run `make test-vllm`")
+    return Path(value)
+
+
+def process_environment(scratch: Path) -> dict[str, str]:
+    """Variables for vLLM's processes: two threads, no network, files under `scratch`."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    return {
+        "PATH": f"{environment() / 'bin'}:{os.environ.get('PATH', '')}",
+        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "passive",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CACHE_ROOT": str(scratch / "cache"),
+        "TMPDIR": str(scratch),
+    }
+
+
+def server(name: str, *words: str | Path, log_dir: Path) -> ServerProcess:
+    """`vllm WORDS...` on a free port of loopback (not started yet)."""
+    program = environment() / "bin" / "vllm"
+    return ServerProcess(
+        name,
+        lambda port: [program, *words, "--host", "127.0.0.1", "--port", str(port)],
+        log_dir=log_dir,
+        ready_path="/health",
+        ready_within=READY_WITHIN,
+        env=process_environment(log_dir / "scratch"),
+    )
+
+
+def engine(model: Path, name: str, *options: str, log_dir: Path) -> ServerProcess:
+    """`vllm serve MODEL --tokens-only`, colocated, in float32."""
+    return server(
+        "vllm-engine", "serve", model, "--served-model-name", name, *ENGINE_OPTIONS, *options, log_dir=log_dir
+    )
+
+
+def render(model: Path, name: str, *options: str, log_dir: Path) -> ServerProcess:
+    """`vllm launch render MODEL` with the shared flags."""
+    words = ("launch", "render", model, "--served-model-name", name, *RENDER_OPTIONS, *options)
+    return server("vllm-render", *words, log_dir=log_dir)
+
+
+def start(process: ServerProcess) -> ServerProcess:
+    """Start it; once more if it hangs, which a vLLM on a loaded machine does now and then."""
+    try:
+        return process.start()
+    except ServerFailed:
+        return process.start()

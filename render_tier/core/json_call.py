@@ -130,7 +130,7 @@ class JsonCall:
         calls.call_arguments(raw[self._arguments : self._arguments_end if complete else len(raw)])
         if complete:
             self._end(calls, complete=True)
-        self._name, self._arguments, self._arguments_end = None, -1, -1
+        self._name, self._name_start, self._arguments, self._arguments_end = None, 0, -1, -1
 
     def _fail(self, calls: Calls) -> None:
         """The text is no call, or a committed call's object is damaged after its arguments."""

@@ -48,7 +48,7 @@ def tokenizer(qwen3_dir: Path) -> Tokenizer:
 
 
 def logprobs(token_ids: list[int]) -> dict[str, Any]:
-    """What an engine reports with `logprobs: 1`, with invented numbers: the second candidate is the next ID."""
+    """What an engine reports with `logprobs: 1`, in invented numbers; the other candidate is the next ID."""
     content = []
     for position, token in enumerate(token_ids):
         sampled = {"token_id": token, "logprob": -0.25 * (position % 7), "rank": 1 + position % 3}

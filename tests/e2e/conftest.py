@@ -1,0 +1,54 @@
+"""All parts as real processes, each started once when a test first needs it; SmolLM2 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
+
+NAME = "smollm2"
+
+
+@pytest.fixture(scope="session")
+def server_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="session")
+def render_tier(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    with render_tier_server(smollm2_dir, "--served-model-name", NAME, log_dir=server_logs) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def colocated_engine(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--model", smollm2_dir, "--served-model-name", NAME)
+    with engine_server(*options, role="both", log_dir=server_logs) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def prefill_engine(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--model", smollm2_dir, "--served-model-name", NAME)
+    with engine_server(*options, role="prefill", log_dir=server_logs) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def decode_engine(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--model", smollm2_dir, "--served-model-name", NAME)
+    with engine_server(*options, role="decode", log_dir=server_logs) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def orchestrator(
+    render_tier: ServerProcess, prefill_engine: ServerProcess, decode_engine: ServerProcess, server_logs: Path
+) -> Iterator[ServerProcess]:
+    """P/D mode over the three fixtures above."""
+    options = ("--render", render_tier.url, "--prefill", prefill_engine.url, "--decode", decode_engine.url)
+    with orchestrator_server(*options, log_dir=server_logs) as process:
+        yield process

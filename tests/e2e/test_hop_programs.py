@@ -1,0 +1,139 @@
+"""A user's own drivers work against the parts: httpx programs over three and four hops, and `curl`.
+
+All of them, whole and streaming, give the same greedy answer for the same chat.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import ServerProcess
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+CHATS: dict[str, dict[str, Any]] = {
+    "short": {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+        "max_completion_tokens": 24,
+    },
+    "turns, several blocks": {
+        "model": "smollm2",
+        "messages": [
+            {"role": "system", "content": "You are a careful assistant who answers in one sentence. " * 6},
+            {"role": "user", "content": "Name a colour."},
+            {"role": "assistant", "content": "Green, like the leaves in May."},
+            {"role": "user", "content": "Why that one?"},
+        ],
+        "temperature": 0,
+        "max_completion_tokens": 24,
+    },
+}
+
+
+def run(program: str, chat: dict[str, Any], *options: str) -> list[dict[str, Any]]:
+    """The JSON objects that a program prints."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / program, *options],
+        input=json.dumps(chat),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def answer(completion: dict[str, Any]) -> tuple[str, str]:
+    [choice] = completion["choices"]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+def streamed_answer(chunks: list[dict[str, Any]]) -> tuple[str, str]:
+    """Content and finish reason of a stream; checks what every client relies on."""
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert choices[0]["delta"]["role"] == "assistant"
+    finishes = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert len(finishes) == 1
+    return "".join(choice["delta"].get("content") or "" for choice in choices), finishes[0]
+
+
+@pytest.fixture(params=CHATS)
+def chat(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return CHATS[request.param]
+
+
+def test_three_hops_whole_and_streaming_agree(
+    chat: dict[str, Any], render_tier: ServerProcess, colocated_engine: ServerProcess
+) -> None:
+    urls = ("--render", render_tier.url, "--engine", colocated_engine.url)
+    [completion] = run("three_hop.py", chat, *urls)
+    assert completion["object"] == "chat.completion"
+    assert completion["usage"]["completion_tokens"] > 0
+    assert answer(completion)[0].strip()
+    assert streamed_answer(run("three_hop.py", chat, *urls, "--stream")) == answer(completion)
+
+
+def test_four_hops_give_the_answer_of_three(
+    chat: dict[str, Any],
+    render_tier: ServerProcess,
+    colocated_engine: ServerProcess,
+    prefill_engine: ServerProcess,
+    decode_engine: ServerProcess,
+) -> None:
+    [colocated] = run("three_hop.py", chat, "--render", render_tier.url, "--engine", colocated_engine.url)
+    urls = ("--render", render_tier.url, "--prefill", prefill_engine.url, "--decode", decode_engine.url)
+    [completion] = run("four_hop.py", chat, *urls)
+    assert answer(completion) == answer(colocated)
+    assert completion["usage"] == colocated["usage"]
+    assert streamed_answer(run("four_hop.py", chat, *urls, "--stream")) == answer(colocated)
+
+
+def curl(url: str, body: dict[str, Any], *options: str) -> str:
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("curl is not installed")
+    done = subprocess.run(
+        [program, "-sS", "--fail-with-body", "--max-time", "60", *options, url,
+         "-H", "Content-Type: application/json", "-d", json.dumps(body)],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_curl_gets_the_answer_of_the_hop_programs(
+    chat: dict[str, Any],
+    orchestrator: ServerProcess,
+    render_tier: ServerProcess,
+    colocated_engine: ServerProcess,
+) -> None:
+    [colocated] = run("three_hop.py", chat, "--render", render_tier.url, "--engine", colocated_engine.url)
+    whole = json.loads(curl(f"{orchestrator.url}/v1/chat/completions", chat))
+    assert answer(whole) == answer(colocated)
+
+
+def test_curl_streams_events_that_end_with_done(chat: dict[str, Any], orchestrator: ServerProcess) -> None:
+    url = f"{orchestrator.url}/v1/chat/completions"
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    lines = [line for line in curl(url, chat | options, "-N").splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines.pop() == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    usage = chunks.pop()
+    assert usage["choices"] == []
+    whole = json.loads(curl(url, chat))
+    assert streamed_answer(chunks) == answer(whole)
+    fields = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [usage["usage"][field] for field in fields] == [whole["usage"][field] for field in fields]

@@ -1,4 +1,4 @@
-"""The four hops as plain HTTP calls: all that a driver of one's own needs to know, and nothing of this project.
+"""The four hops as plain HTTP calls: all that a driver of one's own needs to know.
 
 The two programs beside this file put them together. Only `httpx` is used, and only fields of the contract.
 """
@@ -46,7 +46,7 @@ def prefill(client: httpx.Client, prefill_url: str, rendered: Json) -> Json:
 
 
 def generate(client: httpx.Client, engine_url: str, rendered: Json, kv: Json | None = None) -> Json:
-    """Hop 3: token IDs in, token IDs out. With `kv`, the engine fetches the prompt's KV, else it computes it."""
+    """Hop 3: token IDs in, token IDs out. With `kv`, the engine fetches the prompt's KV and computes none."""
     body = {**rendered, "stream": False, "stream_options": None} | ({"kv_transfer_params": kv} if kv else {})
     answer: Json = post(client, f"{engine_url}/inference/v1/generate", body)
     return answer
@@ -88,7 +88,7 @@ def derender(client: httpx.Client, render_url: str, chat: Json, rendered: Json, 
 def derender_stream(
     client: httpx.Client, render_url: str, chat: Json, rendered: Json, chunks: Iterator[Json]
 ) -> Iterator[Json]:
-    """Hop 4, streaming: a chunk of token IDs becomes a chunk of the answer; the state travels with the calls."""
+    """Hop 4, streaming: chunks of token IDs become chunks of the answer; the state travels with the calls."""
     states: dict[int, Json | None] = {}
     for chunk in chunks:
         index = chunk["choices"][0]["index"] if chunk["choices"] else 0

@@ -16,5 +16,6 @@ QWEN3 = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    content_on={"</think>": CONTENT},  # models write it twice; the second one is not shown either
     disabled_by={"enable_thinking": False},
 )

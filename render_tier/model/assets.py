@@ -31,14 +31,15 @@ class ModelAssets:
     config: dict[str, Any]
     generation_config: dict[str, Any]
     """Sampling defaults and EOS IDs after ``--generation-config`` and ``--override-generation-config``."""
-    override_generation_config: dict[str, Any]
-    """The operator's overrides alone: an overriding max_new_tokens, unlike the model's, is a hard cap."""
+    max_tokens_cap: int | None
+    """The operator's max_new_tokens: unlike the model's own, no request may exceed it."""
     tokenizer: Tokenizer
     tokenizer_config: dict[str, Any]
     special_tokens: dict[str, str | list[str]]
     vocabulary: Vocabulary
     vocab_size: int
     """Token IDs below this exist in the model's embedding (or, without a config.json, in the tokenizer)."""
+    max_chars_per_token: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
@@ -86,12 +87,13 @@ def load_assets(
         directory=directory,
         config=config,
         generation_config=generation,
-        override_generation_config=overrides,
+        max_tokens_cap=_max_tokens_cap(generation_config, generation, overrides),
         tokenizer=tokenizer.encoder,
         tokenizer_config=tokenizer_config,
         special_tokens=tokenizer.special_tokens,
         vocabulary=vocabulary,
         vocab_size=_vocab_size(config, vocabulary),
+        max_chars_per_token=_longest_token(tokenizer.data),
         max_model_len=length,
         eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
         chat_template=plain,
@@ -118,6 +120,19 @@ def _generation_config(directory: Path, source: str, overrides: dict[str, Any]) 
             raise ModelLoadError(f"--generation-config {source!r}: no generation_config.json there")
         base = found
     return {key: value for key, value in {**base, **overrides}.items() if value is not None}
+
+
+def _max_tokens_cap(source: str, generation: dict[str, Any], overrides: dict[str, Any]) -> int | None:
+    chosen = overrides if source in ("auto", "vllm") else generation
+    cap = chosen.get("max_new_tokens")
+    return cap if isinstance(cap, int) else None
+
+
+def _longest_token(tokenizer_json: dict[str, Any]) -> int:
+    vocab = tokenizer_json["model"]["vocab"]
+    texts = vocab if isinstance(vocab, dict) else [entry[0] for entry in vocab]
+    added = (entry["content"] for entry in tokenizer_json["added_tokens"])
+    return max(max(map(len, texts), default=1), max(map(len, added), default=1))
 
 
 def _vocab_size(config: dict[str, Any], vocabulary: Vocabulary) -> int:

@@ -1,0 +1,160 @@
+"""Text to token IDs: special tokens, truncation, offsets and the context limit, in vLLM's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Encoding, Tokenizer
+
+from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.validation import invalid
+
+Side = Literal["left", "right"]
+DEFAULT_SIDE: Side = "left"
+"""Generation keeps the end of a prompt that is cut without a named side."""
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """``keep``: tokens to keep (``truncate_prompt_tokens``), -1 for as many as fit, None for no truncation.
+
+    ``reserve_output``: whether -1 leaves room for one output token.
+    """
+
+    add_special_tokens: bool
+    keep: int | None = None
+    side: Side | None = None
+    offsets: bool = False
+    reserve_output: bool = True
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    token_ids: list[int]
+    offsets: list[tuple[int, int]] | None = None
+
+
+class PromptEncoder:
+    """Thread-safe. A long encode releases the interpreter lock unless offsets are asked for."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, max_chars_per_token: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_chars = max_model_len * max_chars_per_token
+
+    def text(self, text: str, options: EncodeOptions) -> EncodedPrompt:
+        """Raises BadRequest when the text cannot be tokenized or does not fit the context."""
+        keep = self._checked_keep(options)
+        text, skipped = self._cut_text(text, options)
+        cuts_before_specials = keep is not None and options.side is None
+        encoding = self._encode(text, options, with_specials=not cuts_before_specials)
+        if cuts_before_specials:
+            assert keep is not None
+            room = keep - (
+                self._tokenizer.num_special_tokens_to_add(False) if options.add_special_tokens else 0
+            )
+            if len(encoding.ids) > room:
+                encoding.truncate(max(room, 0), direction=DEFAULT_SIDE)
+            encoding = self._tokenizer.post_process(encoding, None, options.add_special_tokens)
+        token_ids = encoding.ids
+        offsets = (
+            [(start + skipped, end + skipped) for start, end in encoding.offsets] if options.offsets else None
+        )
+        return self._fitted(token_ids, offsets, keep, options.side, exact=False)
+
+    def plain_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """IDs of ``text`` with no limit on length (``/tokenize``)."""
+        return self._encode(
+            text, EncodeOptions(add_special_tokens=add_special_tokens), with_specials=True
+        ).ids
+
+    def token_ids(self, token_ids: list[int], options: EncodeOptions) -> EncodedPrompt:
+        """IDs that the client sent. Raises BadRequest for an ID outside the vocabulary or too many IDs."""
+        self.check_ids(token_ids, "prompt")
+        return self._fitted(token_ids, None, self._checked_keep(options), options.side, exact=True)
+
+    def check_ids(self, token_ids: list[int], param: str) -> None:
+        """An engine that is handed an ID outside its embedding dies, so none may pass."""
+        if not token_ids:
+            return
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._vocab_size:
+                raise invalid(f"Token id {token_id} is out of vocabulary", param)
+
+    def check_fits(self, count: int, *, exact: bool = True) -> None:
+        if count <= self._max_model_len:
+            return
+        shown = str(count) if exact else f"at least {self._max_model_len + 1}"
+        raise invalid(
+            f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt "
+            f"contains {shown} input tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt.",
+            "input_tokens",
+            count if exact else self._max_model_len + 1,
+        )
+
+    def _fitted(
+        self,
+        token_ids: list[int],
+        offsets: list[tuple[int, int]] | None,
+        keep: int | None,
+        side: Side | None,
+        *,
+        exact: bool,
+    ) -> EncodedPrompt:
+        if keep is not None and keep < len(token_ids):
+            kept = slice(len(token_ids) - keep, None) if (side or DEFAULT_SIDE) == "left" else slice(0, keep)
+            token_ids = token_ids[kept]
+            offsets = offsets[kept] if offsets is not None else None
+        self.check_fits(len(token_ids), exact=exact)
+        if not token_ids:
+            raise BadRequest("No token_ids rendered")
+        return EncodedPrompt(token_ids, offsets)
+
+    def _checked_keep(self, options: EncodeOptions) -> int | None:
+        keep = options.keep
+        if keep is None:
+            return None
+        if keep > self._max_model_len:
+            raise invalid(
+                f"truncate_prompt_tokens={keep} cannot be greater than max_model_len = "
+                f"{self._max_model_len}. Please request a smaller truncation size.",
+                "truncate_prompt_tokens",
+                keep,
+            )
+        if keep < 0:
+            return self._max_model_len - 1 if options.reserve_output else self._max_model_len
+        return keep
+
+    def _cut_text(self, text: str, options: EncodeOptions) -> tuple[str, int]:
+        """A text longer than any prompt of the context can be is refused, or cut on the named side, before it
+        is tokenized; also returns how many characters were cut from its start."""
+        if len(text) <= self._max_chars:
+            return text, 0
+        if options.keep is None:
+            raise invalid(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt "
+                f"contains {len(text)} characters (more than {self._max_chars} characters, which is the "
+                f"upper bound for {self._max_model_len} input tokens). Please reduce the length of the input "
+                "prompt.",
+                "input_text",
+                len(text),
+            )
+        if options.side == "left":
+            return text[-self._max_chars :], len(text) - self._max_chars
+        if options.side == "right":
+            return text[: self._max_chars], 0
+        return text, 0
+
+    def _encode(self, text: str, options: EncodeOptions, *, with_specials: bool) -> Encoding:
+        specials = with_specials and options.add_special_tokens
+        batch = self._tokenizer.encode_batch if options.offsets else self._tokenizer.encode_batch_fast
+        try:
+            return batch([text], add_special_tokens=specials)[0]
+        except (TypeError, UnicodeEncodeError):
+            # The library takes valid Unicode only; escapes inside tool arguments can still hold a surrogate.
+            raise BadRequest("The prompt holds text that is not valid Unicode (a lone surrogate)") from None

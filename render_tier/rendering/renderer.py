@@ -1,0 +1,403 @@
+"""Requests to GenerateRequests: checks, template, tokens and parameters, in the order of vLLM's render.
+
+Everything is synchronous and thread-safe; the server decides which thread pays for it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from render_tier.core.formats import prompt_reasoning, reasoning_format, tool_format
+from render_tier.model import ModelAssets
+from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
+from render_tier.protocol.completions import CompletionRequest, Prompt
+from render_tier.protocol.errors import BadRequest, NotFound
+from render_tier.protocol.generate import GenerateRequest, StreamOptions
+from render_tier.protocol.messages import MEDIA_FIELDS
+from render_tier.protocol.request_fields import SamplingFields
+from render_tier.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeChatRequest,
+    TokenizeResponse,
+    TokenizeTextRequest,
+)
+from render_tier.protocol.validation import invalid
+from render_tier.rendering.constraints import requested_constraint, with_tool_choice
+from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
+from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
+from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
+from render_tier.rendering.settings import RenderSettings
+from render_tier.rendering.template import ChatTemplate, TemplateCache
+
+NO_TEMPLATE = (
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
+    "template if the tokenizer does not define one."
+)
+
+
+@dataclass(frozen=True)
+class TemplatedPrompt:
+    text: str
+    warnings: list[str]
+
+
+class Renderer:
+    """One per worker. Keeps compiled templates and nothing of any request."""
+
+    def __init__(
+        self,
+        assets: ModelAssets,
+        settings: RenderSettings,
+        *,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(8),
+    ) -> None:
+        """Raises UnknownFormat for a parser name without a table and BadRequest for a template that does not
+        compile."""
+        self._assets = assets
+        self._settings = settings
+        self._new_id = new_id
+        self._reasoning = reasoning_format(settings.reasoning_parser) if settings.reasoning_parser else None
+        self._tools = tool_format(settings.tool_parser) if settings.tool_parser else None
+        self._encoder = PromptEncoder(
+            assets.tokenizer,
+            vocab_size=assets.vocab_size,
+            max_model_len=assets.max_model_len,
+            max_chars_per_token=assets.max_chars_per_token,
+        )
+        self._sampling = SamplingBuilder(
+            SamplingDefaults(
+                generation_config=assets.generation_config,
+                max_tokens_cap=assets.max_tokens_cap,
+                eos_token_ids=assets.eos_token_ids,
+                vocab_size=assets.vocab_size,
+                max_model_len=assets.max_model_len,
+                max_logprobs=settings.max_logprobs,
+                max_choices=settings.max_choices,
+            )
+        )
+        new_cache = partial(
+            TemplateCache, seconds=settings.max_template_seconds, max_chars=settings.max_template_chars
+        )
+        own = {source for source in (assets.chat_template, assets.tool_chat_template) if source is not None}
+        own_templates = new_cache(capacity=len(own))
+        self._own_templates = {source: own_templates.get(source) for source in own}
+        self._request_templates = new_cache(capacity=settings.request_templates)
+
+    def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
+        """``request_id`` (the ``X-Request-Id`` header) wins over the body's. Raises ApiError."""
+        self._check_model(request.model)
+        _refuse_beam_search(request)
+        self._check_tool_choice(request)
+        self._check_trust(request)
+        _refuse_media_options(request)
+        asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        self._sampling.check_asked(asked, asked_field)
+        kwargs = self._template_kwargs(request)
+        warnings: list[str] = []
+        prompt = self._reused_prompt(request)
+        if prompt is None:
+            templated = self._templated(request, kwargs)
+            warnings = templated.warnings
+            prompt = self._encoder.text(templated.text, _encode_options(request, reserve_output=bool(asked)))
+        constraint = with_tool_choice(
+            request,
+            requested_constraint(request),
+            self._settings.tool_parser,
+            self._settings.tool_strict_level,
+        )
+        params = self._sampling.build(
+            request,
+            max_tokens=self._sampling.max_tokens(asked, len(prompt.token_ids)),
+            skip_special_tokens=request.skip_special_tokens and not self._keeps_special_tokens(request),
+            constraint=constraint,
+        )
+        generate = self._generate_request(
+            request, f"chatcmpl-{self._id(request, request_id)}", prompt, params
+        )
+        generate.reasoning_ended = self._reasoning_ended(request, kwargs, prompt.token_ids)
+        if self._reasoning is not None:
+            generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
+        if warnings:
+            generate.warnings = warnings
+        return generate
+
+    def completions(
+        self, request: CompletionRequest, *, request_id: str | None = None
+    ) -> list[GenerateRequest]:
+        """One for each prompt. Raises ApiError."""
+        self._check_model(request.model)
+        _refuse_beam_search(request)
+        if request.suffix is not None:
+            _refuse_suffix(request)
+        self._sampling.check_asked(request.max_tokens, "max_tokens")
+        constraint = requested_constraint(request)
+        base = f"cmpl-{self._id(request, request_id)}"
+        generated = []
+        for index, prompt in enumerate(request.prompts):
+            encoded = self._encoded(prompt, request)
+            echo_only = request.echo and request.max_tokens == 0
+            params = self._sampling.build(
+                request,
+                max_tokens=1
+                if echo_only
+                else self._sampling.max_tokens(request.max_tokens, len(encoded.token_ids)),
+                skip_special_tokens=request.skip_special_tokens,
+                constraint=constraint,
+            )
+            name = base if len(request.prompts) == 1 else f"{base}-{index}"
+            generated.append(self._generate_request(request, name, encoded, params))
+        return generated
+
+    def tokenize(self, request: TokenizeTextRequest | TokenizeChatRequest) -> TokenizeResponse:
+        """Raises ApiError."""
+        self._check_model(request.model)
+        if isinstance(request, TokenizeChatRequest):
+            self._check_trust(request)
+            _refuse_media_options(request)
+            text = self._templated(request, self._template_kwargs(request)).text
+            ids = self._encoder.plain_ids(text, add_special_tokens=request.add_special_tokens)
+        else:
+            ids = self._encoder.plain_ids(request.prompt, add_special_tokens=request.add_special_tokens)
+        tokenizer = self._assets.tokenizer
+        strings = (
+            [tokenizer.id_to_token(token_id) or "" for token_id in ids] if request.return_token_strs else None
+        )
+        return TokenizeResponse(len(ids), self._assets.max_model_len, ids, strings)
+
+    def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        """IDs that the tokenizer does not have spell nothing. Raises ApiError."""
+        self._check_model(request.model)
+        if any(token_id < 0 for token_id in request.tokens):
+            raise invalid("token IDs must not be negative", "tokens")
+        return DetokenizeResponse(self._assets.vocabulary.text(request.tokens))
+
+    def check_model(self, model: str | None) -> None:
+        """Raises NotFound for a name that is not served here."""
+        self._check_model(model)
+
+    def _check_model(self, model: str | None) -> None:
+        if model and model not in self._assets.served_names:
+            aliases = ", ".join(self._assets.served_names)
+            raise NotFound(
+                f"The model `{model[:200]}` does not exist. Valid aliases: {aliases}.", param="model"
+            )
+
+    def _check_tool_choice(self, request: ChatCompletionRequest) -> None:
+        choice = request.tool_choice
+        if self._tools is not None or choice is None or choice == "none":
+            return
+        if choice == "auto":
+            raise BadRequest(
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+            )
+        named = request.forced_function
+        described = f'"{choice}"' if named is None else f'function "{named}"'
+        raise BadRequest(f"tool_choice={described} requires --tool-call-parser to be set")
+
+    def _check_trust(self, request: ChatTemplateFields) -> None:
+        brings_template = request.chat_template is not None or (
+            (request.chat_template_kwargs or {}).get("chat_template") is not None
+        )
+        if brings_template and not self._settings.trust_request_chat_template:
+            raise BadRequest(
+                "Chat template is passed with request, but --trust-request-chat-template is not set. "
+                "Refused request with untrusted chat template."
+            )
+
+    def _template_kwargs(self, request: ChatTemplateFields) -> dict[str, Any]:
+        """The server's defaults, the request's kwargs and the request's fields, later ones winning; the same
+        set decides the template and whether the parser takes reasoning to be on."""
+        given = dict(request.chat_template_kwargs or {})
+        fields: dict[str, Any] = {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        if isinstance(request, ChatCompletionRequest):
+            fields["documents"] = request.documents
+            fields["reasoning_effort"] = request.reasoning_effort
+            if request.reasoning_effort is not None and "enable_thinking" not in given:
+                fields["enable_thinking"] = request.reasoning_effort != "none"
+        merged = {**given, **_given_values(fields)}
+        return {**self._settings.default_chat_template_kwargs, **_given_values(merged)}
+
+    def _templated(self, request: ChatTemplateFields, kwargs: Mapping[str, Any]) -> TemplatedPrompt:
+        tools = self._template_tools(request)
+        variables: dict[str, Any] = {"tools": tools, **kwargs}
+        template = self._template(request, variables)
+        configured = self._settings.chat_template_content_format
+        warnings: list[str] = []
+        conversation = to_conversation(
+            request.messages,
+            template.content_format if configured == "auto" else configured,
+            model=self._assets.served_names[0],
+            strict_history=self._settings.strict_history,
+            warnings=warnings,
+        )
+        if not template.knows_developer_role and any(
+            message["role"] == "developer" for message in conversation
+        ):
+            conversation = developer_as_system(conversation)
+        accepted = template.accepted(variables)
+        return TemplatedPrompt(
+            template.render(conversation, {**self._assets.special_tokens, **accepted}), warnings
+        )
+
+    def _template_tools(self, request: ChatTemplateFields) -> list[dict[str, Any]] | None:
+        if request.tools is None:
+            return None
+        hidden = (
+            self._settings.exclude_tools_when_tool_choice_none
+            and isinstance(request, ChatCompletionRequest)
+            and request.tool_choice == "none"
+        )
+        return None if hidden else [tool.template_form() for tool in request.tools]
+
+    def _template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
+        brought = request.chat_template or variables.get("chat_template")
+        if isinstance(brought, str):
+            return self._request_templates.get(brought)
+        has_tools = variables.get("tools") is not None
+        source = self._assets.tool_chat_template if has_tools else self._assets.chat_template
+        if source is None:
+            raise BadRequest(NO_TEMPLATE)
+        return self._own_templates[source]
+
+    def _reused_prompt(self, request: ChatCompletionRequest) -> EncodedPrompt | None:
+        """Prompt IDs that an earlier stage already rendered, taken out of ``kv_transfer_params``."""
+        transfer = request.kv_transfer_params
+        if not transfer or transfer.get("prompt_token_ids") is None:
+            return None
+        ids = transfer["prompt_token_ids"]
+        request.kv_transfer_params = {
+            name: value for name, value in transfer.items() if name != "prompt_token_ids"
+        }
+        if request.echo or _has_media(request.messages):
+            return None
+        param = "kv_transfer_params.prompt_token_ids"
+        if not isinstance(ids, list) or not ids or any(type(item) is not int or item < 0 for item in ids):
+            raise invalid(
+                "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.",
+                param,
+            )
+        self._encoder.check_ids(ids, param)
+        self._encoder.check_fits(len(ids))
+        return EncodedPrompt(ids)
+
+    def _encoded(self, prompt: Prompt, request: CompletionRequest) -> EncodedPrompt:
+        options = _encode_options(
+            request, add_special_tokens=request.add_special_tokens, reserve_output=bool(request.max_tokens)
+        )
+        if isinstance(prompt, str):
+            return self._encoder.text(prompt, options)
+        return self._encoder.token_ids(prompt, options)
+
+    def _keeps_special_tokens(self, request: ChatCompletionRequest) -> bool:
+        """Whether a parser must see the special tokens of the output."""
+        if self._reasoning is not None and self._reasoning.keeps_special_tokens:
+            return True
+        uses_tools = bool(request.tools) and request.tool_choice != "none"
+        return self._tools is not None and self._tools.keeps_special_tokens and uses_tools
+
+    def _reasoning_ended(
+        self, request: ChatCompletionRequest, kwargs: Mapping[str, Any], prompt_ids: list[int]
+    ) -> bool | None:
+        if not request.include_reasoning:
+            return True
+        fmt = self._reasoning
+        if fmt is None:
+            return None
+        is_open = prompt_reasoning(fmt, prompt_ids, self._assets.vocabulary)
+        if is_open is not None:
+            return not is_open
+        if any(kwargs.get(name) == value for name, value in fmt.disabled_by.items()):
+            return True
+        return fmt.initial not in fmt.states
+
+    def _id(self, request: SamplingFields, header: str | None) -> str:
+        return header or request.request_id or self._new_id()
+
+    def _generate_request(
+        self, request: SamplingFields, request_id: str, prompt: EncodedPrompt, params: Any
+    ) -> GenerateRequest:
+        options = request.stream_options if request.stream else None
+        return GenerateRequest(
+            request_id=request_id,
+            token_ids=prompt.token_ids,
+            token_offsets=prompt.offsets,
+            sampling_params=params,
+            model=request.model,
+            stream=bool(request.stream),
+            stream_options=None
+            if options is None
+            else StreamOptions(
+                include_usage=bool(options.include_usage),
+                continuous_usage_stats=bool(options.continuous_usage_stats),
+            ),
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+        )
+
+
+def _encode_options(
+    request: SamplingFields, *, reserve_output: bool, add_special_tokens: bool | None = None
+) -> EncodeOptions:
+    if add_special_tokens is None:
+        assert isinstance(request, ChatCompletionRequest)
+        add_special_tokens = request.add_special_tokens
+    return EncodeOptions(
+        add_special_tokens=add_special_tokens,
+        keep=request.truncate_prompt_tokens,
+        side=request.truncation_side,
+        offsets=bool(request.return_token_offsets),
+        reserve_output=reserve_output,
+    )
+
+
+def _given_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without null and "auto", which mean "not given"."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and not (value == "auto" and isinstance(value, str))
+    }
+
+
+def _has_media(messages: list[dict[str, Any]]) -> bool:
+    return any(
+        isinstance(part, dict)
+        and (part.get("type") in MEDIA_TYPES or any(field in part for field in MEDIA_FIELDS))
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def _refuse_beam_search(request: SamplingFields) -> None:
+    if request.use_beam_search:
+        raise BadRequest("Beam search is not supported by the render endpoint")
+
+
+def _refuse_suffix(request: CompletionRequest) -> None:
+    if request.echo:
+        raise BadRequest("Echo is unsupported with suffix.", param="suffix")
+    if request.truncate_prompt_tokens is not None:
+        raise BadRequest("suffix is not supported with truncate_prompt_tokens", param="suffix")
+    raise BadRequest("suffix is only supported for models with FIM completion rendering", param="suffix")
+
+
+def _refuse_media_options(request: ChatTemplateFields) -> None:
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(request, name):
+            effect = "preprocessing" if name == "mm_processor_kwargs" else "media loading"
+            raise invalid(
+                f"Per-request {name} are disabled by default because they can change multimodal {effect} "
+                "resource usage. Start the server with --trust-request-mm-kwargs only when clients are "
+                "trusted.",
+                name,
+            )

@@ -1,0 +1,173 @@
+"""A chat template compiled once: what it accepts, and conversation to text as transformers renders it."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+import jinja2.meta
+
+from render_tier.protocol.errors import BadRequest
+from render_tier.rendering.content_format import detect_content_format
+from render_tier.rendering.settings import ContentFormat
+from render_tier.rendering.template_sandbox import (
+    BudgetExceeded,
+    TemplateEnvironment,
+    run_within,
+    with_budget,
+)
+
+CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+"""transformers' marker; its trailing space tells a template that trims from one that does not."""
+RENDERER_ARGUMENTS = frozenset(
+    {
+        *(
+            "chat_template",
+            "tokenize",
+            "padding",
+            "truncation",
+            "max_length",
+            "return_tensors",
+            "return_dict",
+        ),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs"),
+    }
+)
+"""Arguments of transformers' function that are not template variables: accepted in kwargs, without effect."""
+RESERVED_ARGUMENTS = frozenset({"messages", "conversation", "self"})
+ALWAYS_ACCEPTED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+class ChatTemplate:
+    """Immutable after construction; render may run on several threads."""
+
+    def __init__(self, source: str, *, seconds: float, max_chars: int) -> None:
+        """Raises jinja2.TemplateSyntaxError for a template that does not compile."""
+        self._source = source
+        self._seconds = seconds
+        self._max_chars = max_chars
+        environment = TemplateEnvironment()
+        tree = environment.parse(source)
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.content_format: ContentFormat = detect_content_format(tree)
+        self.knows_developer_role = '"developer"' in source or "'developer'" in source
+        with with_budget(seconds, max_chars):
+            self._template = environment.from_string(source)
+
+    def accepted(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of ``kwargs`` that reach the template."""
+        names = (self.variables | ALWAYS_ACCEPTED) - RENDERER_ARGUMENTS
+        return {name: value for name, value in kwargs.items() if name in names}
+
+    def render(self, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt text. ``variables`` hold the special tokens, the accepted kwargs and the tools.
+
+        Raises BadRequest: the template's own reason for a refusal, or a budget that was exceeded.
+        """
+        if not conversation:
+            raise BadRequest(
+                "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
+        values = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
+        continued = bool(values.pop("continue_final_message", False))
+        if continued and values["add_generation_prompt"]:
+            raise BadRequest(
+                "continue_final_message and add_generation_prompt are not compatible: the first continues "
+                "the final message, the second starts a new one."
+            )
+        final_text = ""
+        if continued:
+            conversation, final_text = self._marked(conversation)
+        try:
+            text = run_within(
+                self._seconds, self._max_chars, self._template, {**values, "messages": conversation}
+            )
+        except BudgetExceeded as error:
+            raise BadRequest(str(error)) from error
+        except Exception as error:  # a template may raise anything; whatever it is, the input did not suit it
+            raise BadRequest(_reason(error)) from error
+        return _cut_at_mark(text, final_text) if continued else text
+
+    def _marked(self, conversation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """The conversation with the mark at the end of its last text, and that text."""
+        last = copy.deepcopy(conversation[-1])
+        content = last.get("content")
+        if content is None:
+            raise BadRequest(
+                'continue_final_message is set but the final message has no "content" to continue!'
+            )
+        if "content" not in self._source:
+            raise BadRequest(
+                "continue_final_message is set but the chat template does not print message content"
+            )
+        if isinstance(content, list):
+            for part in reversed(content):
+                if "text" in part:
+                    final_text = part["text"]
+                    part["text"] = final_text + CONTINUE_MARK
+                    break
+            else:
+                raise BadRequest(
+                    "continue_final_message is set but the final message has no text to continue!"
+                )
+        else:
+            final_text = content
+            last["content"] = content + CONTINUE_MARK
+        return [*conversation[:-1], last], final_text
+
+
+def _cut_at_mark(text: str, final_text: str) -> str:
+    mark = CONTINUE_MARK.strip()
+    if final_text.strip() not in text or mark not in text:
+        raise BadRequest(
+            "continue_final_message is set but the final message does not appear in the chat after applying "
+            "the chat template! This can happen if the chat template deletes portions of the final message."
+        )
+    position = text.rindex(mark)
+    if text[position : position + len(CONTINUE_MARK)] == CONTINUE_MARK:
+        return text[:position]
+    return text[:position].rstrip()
+
+
+def _reason(error: BaseException) -> str:
+    """The message of the innermost template error, else of the error itself."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, jinja2.TemplateError):
+            return str(current)
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+    return f"the chat template failed on this request: {type(error).__name__}: {error}"
+
+
+class TemplateCache:
+    """Compiled templates by source: the model's own, and a bounded number that requests brought."""
+
+    def __init__(self, *, seconds: float, max_chars: int, capacity: int) -> None:
+        self._seconds = seconds
+        self._max_chars = max_chars
+        self._capacity = capacity
+        self._compiled: OrderedDict[str, ChatTemplate] = OrderedDict()
+
+    def get(self, source: str) -> ChatTemplate:
+        """Raises BadRequest when the template does not compile."""
+        found = self._compiled.get(source)
+        if found is None:
+            try:
+                found = ChatTemplate(source, seconds=self._seconds, max_chars=self._max_chars)
+            except jinja2.TemplateError as error:
+                raise BadRequest(
+                    f"the chat template does not compile: {error}", param="chat_template"
+                ) from error
+            except (BudgetExceeded, RecursionError) as error:
+                raise BadRequest(
+                    f"the chat template is too large to compile: {error}", param="chat_template"
+                ) from error
+            self._compiled[source] = found
+            while len(self._compiled) > self._capacity:
+                self._compiled.popitem(last=False)
+        return found

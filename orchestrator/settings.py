@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator
 
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#]+(/[^?#]*)?$")]
@@ -70,6 +70,8 @@ class Timeouts(Section):
     request: Seconds = 600.0
     """The whole request. A client can shorten it (``X-Request-Timeout`` header or ``timeout`` in the
     body)."""
+    body: Seconds = 60.0
+    """Until the client has sent its whole body."""
     connect: Seconds = 3.0
     keepalive: Seconds = 4.0
     """Idle connections are closed before the servers' usual 5 s would."""

@@ -24,7 +24,9 @@ class Output:
     def add(self, later: Output) -> None:
         self.token_ids += later.token_ids
         if later.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + later.logprobs
+            if self.logprobs is None:
+                self.logprobs = []
+            self.logprobs += later.logprobs
         if later.finish_reason is not None:
             self.finish_reason = later.finish_reason
             self.stop_reason = later.stop_reason

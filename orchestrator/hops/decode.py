@@ -4,7 +4,7 @@ answers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ class DecodeClient:
         headers: Mapping[str, str],
         *,
         on_accepted: Callable[[], None] = lambda: None,
-    ) -> AsyncIterator[EngineAnswer]:
+    ) -> AsyncGenerator[EngineAnswer, None]:
         """Yield the engine's answers until one per choice has a finish reason and the stream has ended.
 
         ``on_accepted`` is called when status 200 has been read. Raises ``HopError`` when the engine refuses,

@@ -52,6 +52,7 @@ class Derendered:
     far; they are None when the tier does not report them."""
 
     chunk: msgspec.Raw
+    model: str | None
     finished: bool
     empty: bool
     completion_tokens: int | None
@@ -105,6 +106,7 @@ class DerenderClient:
         stream.digest = notes.context if notes else None
         return Derendered(
             chunk=answer.chunk,
+            model=finish.model,
             finished=bool(finish.choices) and finish.choices[0].finish_reason is not None,
             empty=notes.empty if notes else False,
             completion_tokens=notes.completion_tokens if notes else None,

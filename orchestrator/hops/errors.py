@@ -38,8 +38,11 @@ class HopError(ApiError):
         param: str | None = None,
         detail: str = "",
         member: str = "",
+        retry_safe: bool | None = None,
     ) -> None:
         super().__init__(message, param=param, status=status, type=type)
+        if retry_safe is not None:
+            self.retry_safe = retry_safe
         self.hop = hop
         self.detail = detail
         self.member = member
@@ -71,10 +74,6 @@ class Failed(HopError):
 
     status = 502
     type = "BadGatewayError"
-
-    def __init__(self, hop: HopName, message: str, *, retry_safe: bool = False, **kwargs: str) -> None:
-        super().__init__(hop, message, **kwargs)  # type: ignore[arg-type]
-        self.retry_safe = retry_safe
 
 
 class Garbled(HopError):

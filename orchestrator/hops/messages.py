@@ -69,6 +69,7 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChunkFinish(msgspec.Struct):
-    """The part of an output chunk that says whether the choice is over."""
+    """The parts of an output chunk that say whether the choice is over, and the public name of the model."""
 
+    model: str | None = None
     choices: list[ChunkChoice] = []

@@ -35,12 +35,12 @@ class Transport:
         max_event_bytes: int,
         max_error_bytes: int,
         headers: Mapping[str, str] | None = None,
-        on_exchange: Callable[[int], None] = lambda _change: None,
+        on_exchange: Callable[[int], None] | None = None,
     ) -> None:
         self.max_event_bytes = max_event_bytes
         self._max_reply_bytes = max_reply_bytes
         self._max_error_bytes = max_error_bytes
-        self._on_exchange = on_exchange
+        self._on_exchange = on_exchange or (lambda _change: None)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
@@ -113,6 +113,13 @@ class Transport:
                 await self.expect_ok(hop, url, response)
                 content = await self.read(hop, url, response, self._max_reply_bytes)
                 return Reply(response.status, response.headers, content)
+
+    async def status(self, url: str, budget: float) -> int:
+        """The status of a GET whose answer does not matter. Raises ``HopError`` when there is none."""
+        with timeout_as_hop_error("render", url):
+            async with asyncio.timeout(budget), self.open("render", "GET", url, None, {}) as response:
+                await self.read("render", url, response, self._max_reply_bytes)
+                return response.status
 
 
 @contextmanager

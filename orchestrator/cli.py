@@ -1,0 +1,123 @@
+"""The ``pd-orchestrator`` command."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import structlog
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+from orchestrator import __version__
+from orchestrator.server.app import create_app
+from orchestrator.settings import ConfigError, Server, Settings, merged, read_config
+
+app = typer.Typer(
+    help="OpenAI endpoint over render, prefill, decode and derender.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Urls = list[str]
+
+
+@app.command()
+def serve(
+    render: Annotated[Urls, typer.Option(help="Render tier base URL; repeat for replicas.")] = [],  # noqa: B006
+    prefill: Annotated[Urls, typer.Option(help="Prefill engine base URL; none: decode prefills.")] = [],  # noqa: B006
+    decode: Annotated[Urls, typer.Option(help="Decode engine base URL.")] = [],  # noqa: B006
+    config: Annotated[Path | None, typer.Option(help="TOML, YAML or JSON file; options win over it.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
+) -> None:
+    """Serve the OpenAI endpoint."""
+    server = {"host": host, "port": port, "log_level": log_level, "log_format": log_format}
+    members = {"render": render, "prefill": prefill, "decode": decode}
+    options: dict[str, Any] = {
+        "server": {name: value for name, value in server.items() if value is not None},
+        "members": {role: urls for role, urls in members.items() if urls},
+    }
+    settings = load_settings(config, options)
+    configure_logging(settings.server)
+    uvicorn.Server(uvicorn_config(settings)).run()
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def load_settings(config: Path | None, options: dict[str, Any]) -> Settings:
+    """Defaults, then the file, then the options. Exits with a message for anything that is not a valid
+    setting."""
+    try:
+        settings = Settings.model_validate(merged(read_config(config) if config else {}, options))
+    except (ConfigError, ValidationError) as error:
+        typer.echo(f"pd-orchestrator: {error}", err=True)
+        raise typer.Exit(2) from error
+    for role in ("render", "decode"):
+        if not getattr(settings.members, role):
+            typer.echo(f"pd-orchestrator: no {role} members: give --{role} URL or members.{role}", err=True)
+            raise typer.Exit(2)
+    return settings
+
+
+def uvicorn_config(settings: Settings) -> uvicorn.Config:
+    """After SIGTERM running answers may take ``grace`` seconds more; then they end with an error."""
+    server = settings.server
+    return uvicorn.Config(
+        create_app(settings),
+        host=server.host,
+        port=server.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_level=server.log_level,
+        timeout_graceful_shutdown=max(1, round(server.grace)),
+        timeout_keep_alive=75,
+    )
+
+
+def configure_logging(server: Server) -> None:
+    """One line per event on standard output."""
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if server.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, server.log_level.upper())),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _register_lazily(name: str, module: str, function: str) -> None:
+    """A command of another part, whose libraries are imported only when that command is run.
+
+    ``serve`` must start without numpy and the demo's libraries.
+    """
+    if any(argument == name for argument in sys.argv[1:2]) and importlib.util.find_spec(module) is not None:
+        app.command(name)(getattr(importlib.import_module(module), function))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    _register_lazily("engine", "orchestrator.embedded.cli", "engine")
+    _register_lazily("demo", "orchestrator.demo", "demo")
+    app()

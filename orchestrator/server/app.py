@@ -1,0 +1,125 @@
+"""The ASGI application: routes, lifespan, and error bodies for everything that is not a completion."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from orchestrator import __version__
+from orchestrator.hops.errors import HopError, NoMembers
+from orchestrator.server.endpoints import CompletionEndpoint
+from orchestrator.server.services import Services
+from orchestrator.settings import Settings
+from render_tier.protocol.errors import ApiError, NotFound
+
+log = structlog.get_logger(__name__)
+
+
+def create_app(settings: Settings) -> Starlette:
+    """One process's application. ``app.state.services`` exists while its lifespan runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        services = app.state.services = Services(settings)
+        services.start()
+        log.info(
+            "orchestrator started",
+            version=__version__,
+            config=settings.digest(),
+            settings=settings.redacted(),
+        )
+        try:
+            yield
+        finally:
+            await services.close()
+
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", CompletionEndpoint("chat"), methods=["POST"]),
+            Route("/v1/completions", CompletionEndpoint("completions"), methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/health", health),
+            Route("/ready", ready),
+            Route("/metrics", metrics),
+            Route("/version", version),
+        ],
+        exception_handlers={HTTPException: http_error, Exception: unexpected_error},
+        lifespan=lifespan,
+    )
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+async def models(request: Request) -> Response:
+    """The render tier's list: it is what decides which names are served."""
+    services = _services(request)
+    tried: set[str] = set()
+    error: HopError = NoMembers("render", "there is no render tier")
+    for _attempt in range(services.settings.policy.render_attempts):
+        member = services.render_pool.choose(tried)
+        if member is None:
+            break
+        try:
+            reply = await services.render_client.models(member.url, services.settings.timeouts.render)
+        except HopError as failed:
+            error = failed
+            tried.add(member.url)
+            continue
+        return Response(reply.body, media_type="application/json")
+    return _error_response(error)
+
+
+async def health(_request: Request) -> Response:
+    """Alive; says nothing about the hops."""
+    return Response()
+
+
+async def ready(request: Request) -> Response:
+    """Every needed role has a member that is well, by the background probes."""
+    services = _services(request)
+    missing = services.missing_roles()
+    members = {
+        pool.role: {member.url: bool(member.probed) for member in pool.members}
+        for pool in services.pools
+        if pool
+    }
+    body = {"ready": not missing, "missing": missing, "members": members}
+    return JSONResponse(body, 503 if missing else 200)
+
+
+async def metrics(request: Request) -> Response:
+    return Response(_services(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def version(_request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _error_response(NotFound(f"There is no {request.url.path} here"))
+    kind = "MethodNotAllowedError" if error.status_code == 405 else None
+    response = _error_response(ApiError(error.detail, status=error.status_code, type=kind))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def unexpected_error(request: Request, error: Exception) -> Response:
+    log.error("unexpected error", path=request.url.path, exc_info=error)
+    return _error_response(ApiError("internal error"))
+
+
+def _error_response(error: ApiError) -> Response:
+    return Response(error.encode(), error.status, media_type="application/json")

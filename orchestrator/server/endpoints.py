@@ -1,0 +1,129 @@
+"""The two completion endpoints as plain ASGI applications: body in, one exchange, answer out.
+
+Status and headers are sent with the first bytes of the answer. For a stream that is the first visible chunk,
+so that everything which fails before it has a proper HTTP status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+
+from starlette.types import Message, Receive, Scope, Send
+
+from orchestrator.hops.render import Endpoint
+from orchestrator.server.exchange import Exchange
+from orchestrator.server.intake import client_id, read_request
+from orchestrator.server.services import Services
+from render_tier.protocol.errors import ApiError, PayloadTooLarge
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class ClientLeft(Exception):
+    """The client disconnected before its body was complete."""
+
+
+class CompletionEndpoint:
+    """``services`` is set by the application's lifespan, before the first request."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint: Endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services: Services = scope["app"].state.services
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = await _read_body(receive, headers, services)
+            request = read_request(self._endpoint, headers, body)
+        except ClientLeft:
+            return
+        except ApiError as error:
+            services.metrics.requests.labels(self._endpoint, error.type).inc()
+            await send_error(send, error, client_id(headers))
+            return
+        exchange = Exchange(services, request)
+        response_id = request.client_id or exchange.base_id
+        exchange.start()
+        watcher = asyncio.get_running_loop().create_task(_watch(receive, exchange), name="watch client")
+        try:
+            await _answer(exchange, response_id, send)
+        finally:
+            watcher.cancel()
+            exchange.client_gone()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+
+
+async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
+    outbox = exchange.outbox
+    first = await outbox.next()
+    if first is None:
+        # An error, or nobody is there any more.
+        if outbox.error is not None:
+            await send_error(send, outbox.error, response_id)
+        return
+    if not exchange.streaming:
+        await _send_whole(send, 200, first, response_id)
+        return
+    await send(_start(200, [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"),
+                            (b"x-accel-buffering", b"no")], response_id))  # fmt: skip
+    frames: bytes | None = first
+    while frames is not None:
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+        frames = await outbox.next()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _watch(receive: Receive, exchange: Exchange) -> None:
+    """Notice that the client has gone also while nothing is being sent."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            exchange.client_gone()
+            return
+
+
+async def _read_body(receive: Receive, headers: Mapping[str, str], services: Services) -> bytes:
+    """Raises ``ApiError`` for a body that is too large or too slow, ``ClientLeft`` for one that ends
+    early."""
+    limit = services.settings.limits.body_bytes
+    too_large = PayloadTooLarge(f"the body exceeds {limit} bytes")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(services.settings.timeouts.body):
+            while True:
+                message: Message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise too_large
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise ApiError("the body did not arrive in time", status=408, type="RequestTimeoutError") from error
+
+
+def _start(status: int, headers: list[tuple[bytes, bytes]], response_id: str | None) -> Message:
+    if response_id is not None:
+        headers.append((b"x-request-id", response_id.encode("latin-1")))
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def _send_whole(send: Send, status: int, body: bytes, response_id: str | None) -> None:
+    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+    await send(_start(status, headers, response_id))
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def send_error(send: Send, error: ApiError, response_id: str | None) -> None:
+    await _send_whole(send, error.status, error.encode(), response_id)

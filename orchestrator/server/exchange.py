@@ -1,0 +1,427 @@
+"""One client request from its body to the end of its answer: one render, then one run per choice, then
+assembly.
+
+Runs carry the engine work; this object holds what they share (ids, deadline, headers, timing), plans them
+when render has answered, merges their output into the client's ``Outbox``, and turns the first failure of any
+of them into the one error that the client gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from orchestrator.core import legs
+from orchestrator.core.assembly import choiceless_frame, error_frames, merged_generate_response, with_fields
+from orchestrator.core.deadline import deadline
+from orchestrator.core.request_machine import Event
+from orchestrator.core.sse import DONE_FRAME, frame
+from orchestrator.core.timing import Timing
+from orchestrator.core.usage import RunUsage, Usage, total
+from orchestrator.hops.derender import REQUEST_FIELDS
+from orchestrator.hops.errors import HopError, NoMembers
+from orchestrator.hops.render import FINGERPRINT_HEADER, Endpoint, Rendered
+from orchestrator.hops.transport import garbled
+from orchestrator.server.intake import ClientRequest
+from orchestrator.server.outbox import Outbox
+from orchestrator.server.run import Run
+from orchestrator.server.services import Services
+from render_tier.protocol.errors import ApiError, BadRequest, Unavailable
+
+log = structlog.get_logger(__name__)
+
+ID_PREFIX: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-"}
+CHUNK_OBJECT: Mapping[Endpoint, str] = {"chat": "chat.completion.chunk", "completions": "text_completion"}
+
+
+class Exchange:
+    def __init__(self, services: Services, request: ClientRequest) -> None:
+        """Counts as in flight from here until every run is over."""
+        self.services = services
+        self._loop = asyncio.get_running_loop()
+        now = self._loop.time()
+        self.base_id = secrets.token_hex(12)
+        self.response_id = ID_PREFIX[request.endpoint] + self.base_id
+        self.created = int(time.time())
+        self.endpoint = request.endpoint
+        self.request_json = msgspec.Raw(request.body)
+        self.requested_model = request.model
+        self.model = request.model
+        self.return_token_ids = request.return_token_ids
+        self.engine_headers = request.forwarded
+        self.render_headers = {**request.forwarded, "X-Request-Id": self.base_id}
+        self.timing = Timing(now)
+        self.streaming = False
+        self.outbox = Outbox(services.settings.limits.pending_frames)
+        self.runs = [Run(self, 0, 0)]
+        self._request = request
+        self._prompts: list[legs.RenderedPrompt] = []
+        self._render_attempts = 0
+        self._render_tried: set[str] = set()
+        self._render_task: asyncio.Task[None] | None = None
+        self._whole_task: asyncio.Task[None] | None = None
+        self._open_runs = 1
+        self._completed_runs = 0
+        self._continuous_usage = False
+        self._include_usage = False
+        self._outcome: str | None = None
+        self._whole_usage: Usage | None = None
+        self._deadline = deadline(now, request.timeout, services.settings.timeouts.request)
+        self._deadline_timer = self._loop.call_at(self._deadline.at, self._time_is_over)
+        services.integrity.in_flight += 1
+        services.exchanges.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Exchange {self.response_id} {self._outcome or 'open'} {self.runs!r} {self.outbox!r}>"
+
+    def start(self) -> None:
+        self.runs[0].start()
+
+    def budget(self, limit: float) -> float:
+        """Seconds that a hop with this ``limit`` of its own may take."""
+        return self._deadline.budget(self._loop.time(), limit)
+
+    def needs_chunks(self, prompt: legs.RenderedPrompt) -> bool:
+        """Whether output is derendered as it comes: for the client, or to find a stop string in time."""
+        return self.streaming or prompt.has_stop_strings
+
+    # ---- events from outside -------------------------------------------------------------------------------
+
+    def client_gone(self) -> None:
+        """The client has disconnected, or its handler is over. Does nothing once every run is over."""
+        self.outbox.close()
+        if self._outcome is None:
+            self._outcome = "client_gone"
+        self._post_all(Event.CLIENT_GONE)
+
+    def shut_down(self) -> None:
+        self._post_all(Event.DEADLINE, Unavailable("the server is shutting down"))
+
+    def _time_is_over(self) -> None:
+        self._post_all(
+            Event.DEADLINE, ApiError("the request took too long", status=504, type="GatewayTimeoutError")
+        )
+
+    def _post_all(self, event: Event, error: ApiError | None = None) -> None:
+        for run in list(self.runs):
+            run.post(event, error)
+
+    # ---- render and plan -----------------------------------------------------------------------------------
+
+    def start_render(self, run: Run) -> None:
+        self._render_task = self.services.supervisor.spawn(
+            self._render(run), f"render {self.base_id}", run.crashed
+        )
+
+    async def _render(self, run: Run) -> None:
+        services = self.services
+        self._render_attempts += 1
+        member = services.render_pool.choose(self._render_tried)
+        if member is None:
+            run.post(Event.RENDER_FAILED, NoMembers("render", "there is no render tier"))
+            return
+        try:
+            with member.busy():
+                rendered = await services.render_client.render(
+                    member.url,
+                    self.endpoint,
+                    self._request.body,
+                    self.render_headers,
+                    self.budget(services.settings.timeouts.render),
+                )
+        except HopError as error:
+            self._render_tried.add(member.url)
+            services.metrics.hop_errors.labels("render", type(error).__name__).inc()
+            if error.member_fault:
+                services.render_pool.failed(member)
+                log.warning("render failed", member=member.url, error=error.message, detail=error.detail)
+            if error.retry_safe and self._render_attempts < services.settings.policy.render_attempts:
+                services.metrics.retries.labels("render").inc()
+                run.post(Event.RENDER_RETRY)
+            else:
+                run.post(Event.RENDER_FAILED, error)
+            return
+        services.render_pool.succeeded(member)
+        self.timing.mark("rendered", self._loop.time())
+        try:
+            self._plan(rendered)
+        except ApiError as error:
+            run.post(Event.RENDER_FAILED, error)
+            return
+        for each in list(self.runs):
+            # The first run's failure (no members, say) ends the others before they begin.
+            if not each.machine.over:
+                assert each.prompt is not None
+                each.post(
+                    Event.RENDERED if self._goes_through_prefill(each.prompt) else Event.RENDERED_DIRECT
+                )
+
+    def _plan(self, rendered: Rendered) -> None:
+        """Check what render made of the request, before any engine sees it, and lay out the runs.
+
+        Raises ``ApiError``.
+        """
+        settings = self.services.settings
+        self._prompts = prompts = rendered.prompts
+        count = sum(prompt.choices for prompt in prompts)
+        if count > settings.limits.runs_per_request:
+            raise BadRequest(
+                f"prompts times n is {count}, which exceeds the limit of {settings.limits.runs_per_request}",
+                param="n",
+            )
+        for prompt in prompts:
+            feature = legs.unsupported_feature(prompt.sampling, settings.policy.engine_capabilities)
+            if feature is not None:
+                raise BadRequest(
+                    f"this request needs {feature}, which the token-only engines behind this endpoint cannot do."
+                    " response_format, forced or strict tool choice, parallel_tool_calls=false, bad_words and"
+                    " thinking budgets need engines with a tokenizer, declared in policy.engine_capabilities.",
+                    param=feature,
+                )
+            vocab_size = settings.policy.vocab_size
+            if vocab_size is not None:
+                alien = legs.out_of_vocabulary(prompt.token_ids, vocab_size)
+                if alien is not None:
+                    raise BadRequest(f"token id {alien} is outside the vocabulary (0 to {vocab_size - 1})")
+        self.streaming = prompts[0].stream
+        self._include_usage = prompts[0].include_usage
+        self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
+        if rendered.fingerprint is not None:
+            self.render_headers[FINGERPRINT_HEADER] = rendered.fingerprint
+        layout = [(prompt, choice) for prompt in prompts for choice in range(prompt.choices)]
+        for index, (prompt, choice) in enumerate(layout):
+            if index:
+                self.runs.append(Run(self, index, choice))
+                self._open_runs += 1
+            self.runs[index].prompt = prompt
+
+    def _goes_through_prefill(self, prompt: legs.RenderedPrompt) -> bool:
+        policy = self.services.settings.policy
+        if not self.services.disaggregated:
+            return False
+        if policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
+            return False
+        return len(prompt.token_ids) >= policy.skip_prefill_below_tokens
+
+    # ---- what runs report ----------------------------------------------------------------------------------
+
+    async def emit(self, chunk: msgspec.Raw, usage: RunUsage) -> None:
+        """Hand one derendered chunk to the client; waits while the client is slow."""
+        if self._continuous_usage:
+            so_far = Usage(
+                self._prompt_tokens, usage.completion_tokens, self._cached_tokens, usage.reasoning_tokens
+            )
+            await self.outbox.put(frame(with_fields(chunk, {"usage": so_far.as_json()})))
+        else:
+            await self.outbox.put(frame(bytes(chunk)))
+
+    def run_flushed(self) -> None:
+        """For whole answers: derender when every run has its output."""
+        if all(run.flushed for run in self.runs) and self._whole_task is None:
+            self._whole_task = self.services.supervisor.spawn(
+                self._derender_whole(), f"derender {self.base_id}", self.runs[0].crashed
+            )
+
+    def run_completed(self) -> None:
+        self._completed_runs += 1
+        if self._completed_runs < len(self.runs):
+            return
+        self._outcome = "ok"
+        self.timing.mark("finished", self._loop.time())
+        if self.streaming:
+            self._end_stream()
+        self.outbox.end()
+
+    def fail(self, error: ApiError) -> None:
+        """The first failure is the answer's end; the other runs are given up."""
+        if self._outcome is not None:
+            return
+        self._outcome = error.type
+        self.timing.mark("finished", self._loop.time())
+        self.outbox.fail(error, error_frames(error))
+        self._post_all(Event.SIBLING_FAILED)
+
+    def run_over(self) -> None:
+        self._open_runs -= 1
+        if self._open_runs:
+            return
+        for task in (self._render_task, self._whole_task):
+            if task is not None and not task.done():
+                task.cancel()
+        self._deadline_timer.cancel()
+        self.services.integrity.in_flight -= 1
+        self.services.exchanges.discard(self)
+        self._report()
+
+    # ---- assembly ------------------------------------------------------------------------------------------
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self._prompts)
+
+    @property
+    def _cached_tokens(self) -> int | None:
+        """Of the first choice of each prompt: later choices find what the first one left in the cache."""
+        known = [run.cached_tokens for run in self.runs if run.choice == 0 and run.cached_tokens is not None]
+        return sum(known) if known else None
+
+    def _usage(self) -> Usage:
+        if self._whole_usage is not None:
+            return self._whole_usage
+        return total(
+            [len(prompt.token_ids) for prompt in self._prompts],
+            [self._cached_tokens],
+            [run.usage for run in self.runs],
+            reasoning=any(run.usage.reasoning_tokens is not None for run in self.runs),
+        )
+
+    def _timing_report(self) -> dict[str, Any]:
+        usage = self._usage()
+        return self.timing.report() | {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+
+    def _end_stream(self) -> None:
+        fields: dict[str, Any] = {}
+        if self._include_usage:
+            fields["usage"] = self._usage().as_json()
+        if self._request.wants_timing:
+            fields["pd_timing"] = self._timing_report()
+        if fields:
+            name = CHUNK_OBJECT[self.endpoint]
+            self.outbox.put_now(choiceless_frame(name, self.response_id, self.created, self.model, fields))
+        self.outbox.put_now(DONE_FRAME)
+
+    async def _derender_whole(self) -> None:
+        services = self.services
+        request = self._whole_request()
+        tried: set[str] = set()
+        attempts = services.settings.policy.derender_attempts
+        began = self._loop.time()
+        while True:
+            member = services.render_pool.choose(tried)
+            assert member is not None
+            try:
+                with member.busy():
+                    body = await services.derender_client.whole(
+                        member.url,
+                        self.endpoint,
+                        request,
+                        self.render_headers,
+                        self.budget(services.settings.timeouts.derender),
+                    )
+                answer = self._finished_body(body)
+            except HopError as error:
+                tried.add(member.url)
+                attempts -= 1
+                services.metrics.hop_errors.labels("derender", type(error).__name__).inc()
+                log.warning("derender failed", member=member.url, error=error.message, detail=error.detail)
+                if error.member_fault:
+                    services.render_pool.failed(member)
+                if attempts < 1 or not error.retry_safe:
+                    self.runs[0].post(Event.DERENDER_FAILED, error)
+                    return
+                services.metrics.retries.labels("derender").inc()
+                continue
+            break
+        services.render_pool.succeeded(member)
+        services.metrics.derender_calls.observe(self._loop.time() - began)
+        self.timing.mark("first_output", self._loop.time())
+        self.timing.mark("finished", self._loop.time())
+        if self._request.wants_timing:
+            answer = with_fields(answer, {"pd_timing": self._timing_report()})
+        self.outbox.put_now(answer)
+        self._post_all(Event.FLUSHED)
+
+    def _whole_request(self) -> dict[str, Any]:
+        replies: list[dict[str, Any]] = []
+        for prompt in self._prompts:
+            runs = [run for run in self.runs if run.prompt is prompt]
+            usage = total(
+                [len(prompt.token_ids)], [runs[0].cached_tokens], [run.usage for run in runs], reasoning=False
+            )
+            replies.append(
+                merged_generate_response(
+                    self.response_id,
+                    self.created,
+                    [run.output for run in runs],
+                    usage,
+                    prompt_token_ids=prompt.fields["token_ids"] if self.return_token_ids else None,
+                    prompt_logprobs=runs[0].prompt_logprobs,
+                )
+            )
+        request = {"model": self.requested_model, REQUEST_FIELDS[self.endpoint]: self.request_json}
+        if self.endpoint == "chat":
+            return request | {
+                "generate_response": replies[0],
+                "prompt_tokens": len(self._prompts[0].token_ids),
+                "prompt_token_ids": self._prompts[0].fields["token_ids"],
+            }
+        return request | {
+            "generate_responses": replies,
+            "prompt_tokens": [len(prompt.token_ids) for prompt in self._prompts],
+            "prompt_token_ids": [prompt.fields["token_ids"] for prompt in self._prompts],
+        }
+
+    def _finished_body(self, body: bytes) -> bytes:
+        """Derender's response with what only the orchestrator knows of the usage. Raises ``HopError``."""
+        try:
+            head = _whole_decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise garbled("derender", self.response_id, error) from error
+        # What derender counts ends at a stop string; decode may have sent more.
+        details = head.usage.completion_tokens_details
+        self._whole_usage = Usage(
+            self._prompt_tokens,
+            head.usage.completion_tokens,
+            self._cached_tokens,
+            details.reasoning_tokens if details else None,
+        )
+        usage = self._whole_usage.as_json()
+        return with_fields(body, {"id": self.response_id, "created": self.created, "usage": usage})
+
+    # ---- the record ----------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        outcome, timing = self._outcome or "abandoned", self.timing
+        timing.mark("finished", self._loop.time())
+        metrics, usage = self.services.metrics, self._usage()
+        metrics.requests.labels(self.endpoint, outcome).inc()
+        metrics.observe(timing)
+        metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
+        metrics.tokens.labels("completion").inc(usage.completion_tokens)
+        log.info(
+            "request",
+            id=self.response_id,
+            client_id=self._request.client_id,
+            endpoint=self.endpoint,
+            stream=self.streaming,
+            outcome=outcome,
+            runs=len(self.runs),
+            usage=usage.as_json(),
+            timing=timing.report(),
+        )
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _WholeUsage(msgspec.Struct):
+    completion_tokens: int
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _WholeHead(msgspec.Struct):
+    usage: _WholeUsage
+
+
+_whole_decoder = msgspec.json.Decoder(_WholeHead)

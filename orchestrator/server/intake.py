@@ -1,0 +1,79 @@
+"""What is checked and read of a client's request before anything else sees it.
+
+Cheap on purpose: the body stays bytes and is sent to render as it is; render validates it. Here it must only
+be a JSON object of bounded size, and a few fields are looked at that render's reply does not carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator.core.deadline import requested_timeout
+from orchestrator.hops.render import Endpoint
+from render_tier.protocol.errors import BadRequest
+
+FORWARDED_HEADERS: Final = (
+    "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "x-data-parallel-rank",
+)  # fmt: skip
+"""Go to every hop: they steer or trace, and identify nobody."""
+
+_CLIENT_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    endpoint: Endpoint
+    body: bytes
+    model: str | None
+    return_token_ids: bool
+    timeout: float | None
+    """Seconds, as the client asked."""
+    wants_timing: bool
+    client_id: str | None
+    """The client's own ``X-Request-Id``: for tracing only, never an id inside."""
+    forwarded: Mapping[str, str]
+
+
+def read_request(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> ClientRequest:
+    """Raises ``BadRequest``. ``headers`` has lower-case names."""
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise _malformed("Unsupported Media Type: Only 'application/json' is allowed")
+    try:
+        fields = _object_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _malformed(f"The body is not a JSON object: {error}") from error
+    timeout = requested_timeout(headers.get("x-request-timeout"), _value(fields, "timeout"))
+    model = _value(fields, "model")
+    return ClientRequest(
+        endpoint=endpoint,
+        body=body,
+        # Anything else than a string is render's to refuse.
+        model=model if isinstance(model, str) and model else None,
+        return_token_ids=_value(fields, "return_token_ids") is True,
+        timeout=timeout,
+        wants_timing=headers.get("x-pd-timing") == "1",
+        client_id=client_id(headers),
+        forwarded={name: headers[name] for name in FORWARDED_HEADERS if name in headers},
+    )
+
+
+def client_id(headers: Mapping[str, str]) -> str | None:
+    """The client's request id, when it can be echoed safely."""
+    wish = headers.get("x-request-id")
+    return wish if wish is not None and _CLIENT_ID.fullmatch(wish) else None
+
+
+def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
+    return msgspec.json.decode(fields[name]) if name in fields else None
+
+
+def _malformed(message: str) -> BadRequest:
+    return BadRequest(message, type="Bad Request")

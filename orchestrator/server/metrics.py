@@ -1,0 +1,90 @@
+"""Prometheus metrics of one orchestrator process, in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from orchestrator.core.timing import Timing
+from orchestrator.pool.pool import Pool
+from orchestrator.server.integrity import Integrity
+
+SPAN_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+
+
+class _StateCollector(Collector):
+    """Reads the live counters when scraped."""
+
+    def __init__(self, integrity: Integrity, pools: Iterable[Pool]) -> None:
+        self._integrity = integrity
+        self._pools = list(pools)
+
+    def collect(self) -> Iterator[Metric]:
+        for counter in fields(self._integrity):
+            yield GaugeMetricFamily(
+                f"pd_{counter.name}",
+                "Zero when idle.",
+                value=getattr(self._integrity, counter.name),
+            )
+        healthy = GaugeMetricFamily("pd_member_healthy", "Last probe succeeded.", labels=["role", "member"])
+        active = GaugeMetricFamily("pd_member_active", "Legs in flight.", labels=["role", "member"])
+        for pool in self._pools:
+            for member in pool.members:
+                healthy.add_metric([pool.role, member.url], 1.0 if member.probed else 0.0)
+                active.add_metric([pool.role, member.url], member.active)
+        yield healthy
+        yield active
+
+
+class Metrics:
+    def __init__(self, integrity: Integrity, pools: Iterable[Pool]) -> None:
+        self.registry = registry = CollectorRegistry()
+        registry.register(_StateCollector(integrity, pools))
+        self.requests = Counter(
+            "pd_requests", "Client requests by outcome.", ["endpoint", "outcome"], registry=registry
+        )
+        self.hop_seconds = Histogram(
+            "pd_hop_seconds",
+            "Spans of a request; decode_first_token holds KV transfer and the first decode step.",
+            ["hop"],
+            buckets=SPAN_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "pd_inter_token_seconds",
+            "Time between two chunks of a decode stream.",
+            buckets=SPAN_BUCKETS,
+            registry=registry,
+        )
+        self.derender_calls = Histogram(
+            "pd_derender_seconds", "One streaming derender call.", buckets=SPAN_BUCKETS, registry=registry
+        )
+        self.hop_errors = Counter("pd_hop_errors", "Failed legs by kind.", ["hop", "kind"], registry=registry)
+        self.retries = Counter("pd_retries", "Legs sent again.", ["hop"], registry=registry)
+        self.recomputes = Counter(
+            "pd_prefill_recomputes",
+            "Runs whose prompt decode computed because prefill gave nothing usable.",
+            registry=registry,
+        )
+        self.unusable_prefills = Counter(
+            "pd_unusable_prefills", "Prefill answers without usable params.", registry=registry
+        )
+        self.stranded = Counter(
+            "pd_stranded_kv", "Held KV left to the engine's lease.", ["reason"], registry=registry
+        )
+        self.aborts = Counter("pd_aborts", "Aborts sent to engines.", ["hop"], registry=registry)
+        self.tokens = Counter("pd_tokens", "Tokens of answers.", ["kind"], registry=registry)
+
+    def observe(self, timing: Timing) -> None:
+        for name, seconds in timing.seconds().items():
+            if seconds is not None:
+                self.hop_seconds.labels(name).observe(seconds)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,540 @@
+"""One run carried out: the request machine's effects turned into hops, timers and clean-up.
+
+``post`` is the only way in. It feeds the machine, which changes state at once, and carries out the effects,
+none of which waits: whatever takes time becomes a task or a timer whose end posts the next event. So a run
+can be told anything at any moment (client gone, deadline), and a task that is cancelled has nothing left to
+do.
+
+Two tasks work on a decode leg. The reader takes the engine's chunks and puts them into ``Pending``; the pump
+takes what is there, derenders it and hands it to the exchange. The reader waits while ``Pending`` is full,
+the pump while the client's outbox is: that is the back-pressure from client to engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from orchestrator.core import legs
+from orchestrator.core.assembly import engine_choice
+from orchestrator.core.coalescing import Output, Pending
+from orchestrator.core.kv_params import lease_seconds, unusable
+from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine
+from orchestrator.core.usage import RunUsage
+from orchestrator.hops.derender import Context, Derendered, StreamState
+from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
+from orchestrator.hops.messages import EngineAnswer
+from orchestrator.pool.member import Member
+from render_tier.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from orchestrator.server.exchange import Exchange
+
+log = structlog.get_logger(__name__)
+
+
+class Run:
+    """Choice ``choice`` of one prompt; ``index`` is its place among all choices of the answer."""
+
+    def __init__(self, exchange: Exchange, index: int, choice: int) -> None:
+        self.exchange = exchange
+        self.index = index
+        self.choice = choice
+        self.prompt: legs.RenderedPrompt | None = None
+        services = exchange.services
+        self.machine = RequestMachine(services.policy, services.table)
+        self.output = Output()
+        """Everything decode has sent in this attempt; kept only for whole answers."""
+        self.usage = RunUsage()
+        self.cached_tokens: int | None = None
+        self.prompt_logprobs: msgspec.Raw | None = None
+        self._services = services
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._posting = False
+        self._error: ApiError | None = None
+        self._reason = ""
+        self._leg = 0
+        self._leg_id = ""
+        self._member: Member | None = None
+        self._tried: set[str] = set()
+        self._hop: asyncio.Task[None] | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+        self._lease_timer: asyncio.TimerHandle | None = None
+        self._cleanup_timer: asyncio.TimerHandle | None = None
+        self._held = False
+        self._kv_params: dict[str, Any] | None = None
+        self._wake = asyncio.Event()
+        self._space = asyncio.Event()
+        self._closed = False
+        self._reset_output()
+        services.integrity.runs += 1
+
+    def __repr__(self) -> str:
+        return f"<Run {self.index} {self.machine!r} held={self._held} {self._pending!r}>"
+
+    # ---- events in -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Carry out what a run begins with."""
+        for effect in INITIAL.effects:
+            _EFFECTS[effect](self)
+
+    def post(self, event: Event, error: ApiError | None = None) -> None:
+        """Tell the run what happened. ``error`` is what a client would be told if this ends the run."""
+        if error is not None:
+            self._error = error
+        self._events.append(event)
+        if self._posting:
+            return
+        self._posting = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                self._reason = event.value
+                for effect in self.machine.feed(event):
+                    _EFFECTS[effect](self)
+        finally:
+            self._posting = False
+            self._events.clear()
+            if self.machine.over:
+                self._close()
+
+    def crashed(self, error: Exception) -> None:
+        """A task of this run ended in a way nobody foresaw: the client gets an honest 500."""
+        self.post(Event.DEADLINE, ApiError(f"internal error ({type(error).__name__})"))
+
+    # ---- effects -------------------------------------------------------------------------------------------
+
+    def _start_render(self) -> None:
+        self.exchange.start_render(self)
+
+    def _start_prefill(self) -> None:
+        self._cancel_hop()
+        if self.machine.prefill_attempts > 1 or self.machine.decode_attempts:
+            self._services.metrics.retries.labels("prefill").inc()
+            self.exchange.timing.restart_legs()
+        member = self._services.prefill_pool.choose(self._tried)
+        if member is None:
+            self.post(Event.PREFILL_FAILED, NoMembers("prefill", "there is no prefill engine"))
+            return
+        leg_id = self._new_leg(member, "p")
+        self._hop = self._spawn(self._prefill(member, leg_id), f"prefill {leg_id}")
+
+    def _hold_kv(self) -> None:
+        assert self._kv_params is not None
+        lease = self._services.settings.lease
+        seconds = lease_seconds(
+            self._kv_params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction
+        )
+        self._held = True
+        self._services.integrity.leases += 1
+        self._lease_timer = self._loop.call_later(seconds, self._lease_ended)
+
+    def _kv_consumed(self) -> None:
+        self._settle_lease()
+
+    def _kv_stranded(self) -> None:
+        if self._settle_lease():
+            self._services.metrics.stranded.labels(self._reason).inc()
+
+    def _choose_decode(self) -> None:
+        member = self._services.decode_pool.choose(self._tried)
+        if member is None:
+            self.post(Event.DECODE_FAILED, NoMembers("decode", "there is no decode engine"))
+            return
+        self._member = member
+        self.post(Event.DECODE_ADMITTED)
+
+    def _start_decode(self) -> None:
+        member, prompt = self._member, self._prompt
+        assert member is not None
+        if self.machine.decode_attempts > 1:
+            self._services.metrics.retries.labels("decode").inc()
+        if self._services.settings.lease.renewed_by_decode:
+            self._stop_lease_timer()
+        self._cancel_hop()
+        leg_id = self._new_leg(member, "d")
+        # Taken out, so that nothing can send them a second time.
+        kv_params, self._kv_params = self._kv_params, None
+        whole = prompt.wants_prompt_logprobs and not self.machine.uses_prefill
+        request = legs.decode_leg(prompt, leg_id, self.choice, kv_params, self._placement, whole=whole)
+        self._hop = self._spawn(self._decode(member, request), f"decode {leg_id}")
+
+    def _start_freeing(self) -> None:
+        self._stop_lease_timer()
+        kv_params, self._kv_params = self._kv_params, None
+        member = self._services.decode_pool.choose(self._tried)
+        if member is None or kv_params is None:
+            self.post(Event.DECODE_FAILED)
+            return
+        leg_id = self._new_leg(member, "f")
+        request = legs.freeing_leg(self._prompt, leg_id, kv_params, self._placement)
+        self._hop = self._spawn(self._free(member, request), f"free {leg_id}")
+
+    def _abort_prefill(self) -> None:
+        self._abort("prefill")
+
+    def _abort_decode(self) -> None:
+        self._abort("decode")
+
+    def _reset_output(self) -> None:
+        self._cancel_pump()
+        self._pending = Pending(self._services.settings.limits.pending_tokens)
+        self._stream = StreamState()
+        self._first = True
+        self._last_arrival = 0.0
+        self._received = 0
+        self._finish_seen = False
+        self._ended = False
+        self.flushed = False
+        self._visible = False
+        self.output = Output()
+        self.usage = RunUsage()
+
+    def _flush(self) -> None:
+        self._ended = True
+        self._wake.set()
+        if self._pump_task is None:
+            self._flushed()
+
+    def _flushed(self) -> None:
+        """A stream's run is at its end; a whole answer is derendered when all its runs have come here."""
+        self.flushed = True
+        if self.exchange.streaming:
+            self.post(Event.FLUSHED)
+        else:
+            self.exchange.run_flushed()
+
+    def _count_recompute(self) -> None:
+        self._services.metrics.recomputes.inc()
+        log.warning("prefill gave nothing usable; decode computes the prompt", run=self.exchange.base_id)
+
+    def _arm_cleanup(self) -> None:
+        seconds = self._services.settings.timeouts.cleanup
+        self._cleanup_timer = self._loop.call_later(seconds, self.post, Event.CLEANUP_TIMEOUT)
+
+    def _complete(self) -> None:
+        self.exchange.run_completed()
+
+    def _fail(self) -> None:
+        self.exchange.fail(self._error or ApiError("the request failed"))
+
+    # ---- hops ----------------------------------------------------------------------------------------------
+
+    async def _prefill(self, member: Member, leg_id: str) -> None:
+        exchange, timing = self.exchange, self.exchange.timing
+        timing.mark("prefill_started", self._loop.time())
+        request = legs.prefill_leg(self._prompt, leg_id, self._placement)
+        try:
+            with member.busy():
+                answer = await self._services.prefill_client.prefill(
+                    member.url,
+                    request,
+                    exchange.engine_headers,
+                    exchange.budget(self._services.settings.timeouts.prefill),
+                )
+        except HopError as error:
+            self._note_failure(member, error)
+            if isinstance(error, TimedOut):
+                self._services.abort_soon("prefill", member.url, leg_id)
+            event = self.machine.after_prefill_failure(
+                retry_safe=error.retry_safe, client_fault=error.client_fault
+            )
+            self.post(event, error)
+            return
+        self._services.prefill_pool.succeeded(member)
+        problem = unusable(answer.finish_reason, answer.kv_params, len(self._prompt.token_ids))
+        if problem is not None:
+            self._services.metrics.unusable_prefills.inc()
+            log.warning("unusable prefill", member=member.url, leg=leg_id, problem=problem)
+            useless = Failed("prefill", "the prefill engine kept no KV for decode", detail=problem)
+            self.post(self.machine.after_unusable_prefill(), useless)
+            return
+        timing.mark("prefilled", self._loop.time())
+        timing.prefill_member = member.url
+        self.cached_tokens = answer.cached_tokens
+        self.prompt_logprobs = answer.prompt_logprobs
+        self._kv_params = answer.kv_params
+        self.post(Event.PREFILLED)
+
+    async def _decode(self, member: Member, request: dict[str, Any]) -> None:
+        timing = self.exchange.timing
+        timing.mark("decode_started", self._loop.time())
+        answers = self._services.decode_client.decode(member.url, request, self.exchange.engine_headers)
+        try:
+            with member.busy():
+                async with aclosing(answers):
+                    async for answer in answers:
+                        if answer.choices:
+                            timing.decode_member = member.url
+                            await self._take(answer)
+                        self._take_notes(answer)
+        except HopError as error:
+            if not self._finish_seen:
+                self._note_failure(member, error)
+                self.post(self.machine.after_decode_failure(retry_safe=error.retry_safe), error)
+                return
+            # The answer is complete; only the end of the stream got lost.
+        self._services.decode_pool.succeeded(member)
+        self.post(Event.DECODE_ENDED)
+
+    async def _take(self, answer: EngineAnswer) -> None:
+        """Account for one engine chunk, and wait while too much is pending."""
+        choice = answer.choices[0]
+        output = Output(
+            token_ids=choice.token_ids or [],
+            logprobs=choice.logprobs.content if choice.logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+        now = self._loop.time()
+        if self._first:
+            self._first = False
+            self.exchange.timing.mark("first_token", now)
+            self.post(Event.FIRST_TOKEN)
+            # Without a client (draining) that was the end: this task is being cancelled.
+            await asyncio.sleep(0)
+            if self.exchange.needs_chunks(self._prompt):
+                self._pump_task = self._spawn(self._pump(), f"pump {self._leg_id}")
+        else:
+            gap = now - self._last_arrival
+            self.exchange.timing.gaps.add(gap)
+            self._services.metrics.inter_token.observe(gap)
+        self._last_arrival = now
+        self._received += len(output.token_ids)
+        if self._received > self._prompt.max_tokens:
+            raise Garbled("decode", "the decode engine sent more tokens than it was asked for")
+        self._finish_seen = self._finish_seen or output.finish_reason is not None
+        if not self.exchange.streaming:
+            self.output.add(output)
+            self.usage.completion_tokens = self._received
+        if self._pump_task is not None:
+            self._pending.add(output)
+            self._wake.set()
+            while self._pending.full:
+                self._space.clear()
+                await self._space.wait()
+
+    def _take_notes(self, answer: EngineAnswer) -> None:
+        """What a colocated engine reports beside tokens; in P/D mode prefill has said it."""
+        if self.machine.uses_prefill:
+            return
+        if answer.usage is not None and answer.usage.cached_tokens is not None:
+            self.cached_tokens = answer.usage.cached_tokens
+        if answer.prompt_logprobs is not None:
+            self.prompt_logprobs = answer.prompt_logprobs
+
+    async def _free(self, member: Member, request: dict[str, Any]) -> None:
+        try:
+            with member.busy():
+                answers = self._services.decode_client.decode(
+                    member.url, request, self.exchange.engine_headers
+                )
+                async with aclosing(answers):
+                    async for _answer in answers:
+                        pass
+        except HopError as error:
+            self._note_failure(member, error)
+            self.post(Event.DECODE_FAILED, error)
+        else:
+            self.post(Event.FIRST_TOKEN)
+
+    async def _pump(self) -> None:
+        exchange = self.exchange
+        while True:
+            output = self._pending.take()
+            if output is None:
+                if self._ended:
+                    self._pump_task = None
+                    self._flushed()
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self._space.set()
+            try:
+                derendered = await self._derender(output)
+            except HopError as error:
+                self.post(Event.DERENDER_FAILED, error)
+                return
+            self._count(output, derendered)
+            if exchange.streaming and not derendered.empty:
+                if not self._visible:
+                    self._visible = True
+                    self.post(Event.VISIBLE)
+                exchange.timing.mark("first_output", self._loop.time())
+                await exchange.emit(derendered.chunk, self.usage)
+            if derendered.finished and output.finish_reason is None:
+                # A stop string. What the engine has sent beyond it is nobody's.
+                self._pending.take()
+                self._space.set()
+                if not exchange.streaming:
+                    self.output.finish_reason, self.output.stop_reason = "stop", None
+                if not self._ended:
+                    self.post(Event.STOP_MATCHED)
+
+    async def _derender(self, output: Output) -> Derendered:
+        """One streaming derender call, on another member when the first fails. Raises ``HopError``."""
+        exchange, services = self.exchange, self._services
+        chunk: dict[str, Any] = {
+            "request_id": exchange.response_id,
+            "created": exchange.created,
+            "choices": [engine_choice(self.index, output)],
+            "output_mode": "tokens",
+        }
+        if self._stream.state is None and exchange.return_token_ids:
+            chunk["prompt_token_ids"] = self._prompt.fields["token_ids"]
+        tried: set[str] = set()
+        attempts = services.settings.policy.derender_attempts
+        while True:
+            member = services.render_pool.choose(tried)
+            assert member is not None
+            began = self._loop.time()
+            try:
+                with member.busy():
+                    derendered = await services.derender_client.chunk(
+                        member.url,
+                        self._context,
+                        self._stream,
+                        chunk,
+                        exchange.render_headers,
+                        exchange.budget(services.settings.timeouts.derender),
+                    )
+            except HopError as error:
+                self._note_failure(member, error, keep=True)
+                tried.add(member.url)
+                attempts -= 1
+                if attempts < 1 or not error.retry_safe:
+                    raise
+                services.metrics.retries.labels("derender").inc()
+                continue
+            services.metrics.derender_calls.observe(self._loop.time() - began)
+            services.render_pool.succeeded(member)
+            exchange.model = derendered.model or exchange.model
+            return derendered
+
+    def _count(self, output: Output, derendered: Derendered) -> None:
+        if derendered.completion_tokens is not None:
+            self.usage.completion_tokens = derendered.completion_tokens
+            self.usage.reasoning_tokens = derendered.reasoning_tokens
+        elif self.exchange.streaming:
+            self.usage.completion_tokens += len(output.token_ids)
+
+    # ---- small parts ---------------------------------------------------------------------------------------
+
+    @property
+    def _prompt(self) -> legs.RenderedPrompt:
+        assert self.prompt is not None
+        return self.prompt
+
+    @property
+    def _placement(self) -> legs.Placement:
+        return self._services.settings.policy.kv_params_placement
+
+    @property
+    def _context(self) -> Context:
+        exchange, prompt = self.exchange, self._prompt
+        return Context(
+            endpoint=exchange.endpoint,
+            model=exchange.requested_model,
+            request=exchange.request_json,
+            prompt_token_ids=prompt.fields["token_ids"],
+            prompt_tokens=len(prompt.token_ids),
+        )
+
+    def _new_leg(self, member: Member, kind: str) -> str:
+        """A fresh id: engines confuse requests that share one, and an abort hits all of them."""
+        self._leg += 1
+        self._leg_id = f"{self.exchange.base_id}-{self.index}{kind}{self._leg}"
+        self._member = member
+        return self._leg_id
+
+    def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
+        return self._services.supervisor.spawn(work, name, self.crashed)
+
+    def _abort(self, hop: Any) -> None:
+        self._cancel_hop()
+        if self._member is not None:
+            self._services.abort_soon(hop, self._member.url, self._leg_id)
+
+    def _note_failure(self, member: Member, error: HopError, *, keep: bool = False) -> None:
+        """Log a failed leg, tell the member's breaker, and prefer other members from now on."""
+        self._services.metrics.hop_errors.labels(error.hop, type(error).__name__).inc()
+        log.warning(
+            "leg failed", hop=error.hop, member=member.url, leg=self._leg_id, error=error.message,
+            status=error.status, detail=error.detail,
+        )  # fmt: skip
+        if error.member_fault:
+            for pool in self._services.pools:
+                if pool.role == error.hop or (pool.role == "render" and error.hop == "derender"):
+                    pool.failed(member)
+        if not keep:
+            self._tried.add(member.url)
+
+    def _lease_ended(self) -> None:
+        error = TimedOut("decode", "prefilled KV expired before decode could use it")
+        self.post(self.machine.after_lease_end(), error)
+
+    def _stop_lease_timer(self) -> None:
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+
+    def _settle_lease(self) -> bool:
+        """Whether there was one."""
+        self._stop_lease_timer()
+        self._kv_params = None
+        held, self._held = self._held, False
+        if held:
+            self._services.integrity.leases -= 1
+        return held
+
+    def _cancel_hop(self) -> None:
+        if self._hop is not None and not self._hop.done():
+            self._hop.cancel()
+        self._hop = None
+
+    def _cancel_pump(self) -> None:
+        if self._pump_task is not None and not self._pump_task.done():
+            self._pump_task.cancel()
+        self._pump_task = None
+
+    def _close(self) -> None:
+        """Once, when the machine has reached a terminal state."""
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel_hop()
+        self._cancel_pump()
+        if self._cleanup_timer is not None:
+            self._cleanup_timer.cancel()
+        self._services.integrity.runs -= 1
+        self.exchange.run_over()
+
+
+_EFFECTS: Final[dict[Effect, Callable[[Run], None]]] = {
+    Effect.START_RENDER: Run._start_render,
+    Effect.START_PREFILL: Run._start_prefill,
+    Effect.HOLD_KV: Run._hold_kv,
+    Effect.KV_CONSUMED: Run._kv_consumed,
+    Effect.KV_STRANDED: Run._kv_stranded,
+    Effect.CHOOSE_DECODE: Run._choose_decode,
+    Effect.START_DECODE: Run._start_decode,
+    Effect.START_FREEING: Run._start_freeing,
+    Effect.ABORT_PREFILL: Run._abort_prefill,
+    Effect.ABORT_DECODE: Run._abort_decode,
+    Effect.RESET_OUTPUT: Run._reset_output,
+    Effect.FLUSH: Run._flush,
+    Effect.COUNT_RECOMPUTE: Run._count_recompute,
+    Effect.ARM_CLEANUP: Run._arm_cleanup,
+    Effect.COMPLETE: Run._complete,
+    Effect.FAIL: Run._fail,
+}

@@ -1,0 +1,161 @@
+"""Everything that requests share in one process: transports, hop clients, pools, counters; made and closed
+together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
+
+from orchestrator.core.request_machine import Policy, build_table
+from orchestrator.core.selection import PolicyName
+from orchestrator.hops.decode import DecodeClient
+from orchestrator.hops.derender import DerenderClient
+from orchestrator.hops.errors import HopError, HopName
+from orchestrator.hops.prefill import PrefillClient, abort
+from orchestrator.hops.render import RenderClient
+from orchestrator.hops.transport import Transport
+from orchestrator.pool.health import HealthMonitor
+from orchestrator.pool.pool import Pool
+from orchestrator.server.integrity import Integrity
+from orchestrator.server.metrics import Metrics
+from orchestrator.server.supervisor import Supervisor
+from orchestrator.settings import Settings
+
+if TYPE_CHECKING:
+    from orchestrator.server.exchange import Exchange
+
+
+class Services:
+    """Must be made inside a running event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.integrity = Integrity()
+        self.supervisor = Supervisor(self.integrity)
+        self.exchanges: set[Exchange] = set()
+        members, timeouts = settings.members, settings.timeouts
+        # Probes do not count as open exchanges: they run when the process is idle.
+        self._probe_transport = self._transport(members.engine_api_key, counted=False)
+        self._render_transport = self._transport(members.render_api_key)
+        self.engine_transport = self._transport(members.engine_api_key)
+        self.render_client = RenderClient(self._render_transport)
+        self.derender_client = DerenderClient(self._render_transport)
+        self.prefill_client = PrefillClient(self.engine_transport)
+        self.decode_client = DecodeClient(
+            self.engine_transport,
+            first_timeout=timeouts.decode_first,
+            idle_timeout=timeouts.decode_idle,
+        )
+        self.render_pool = self._pool("render", members.render, settings.selection.render)
+        self.prefill_pool = self._pool("prefill", members.prefill, settings.selection.prefill)
+        self.decode_pool = self._pool("decode", members.decode, settings.selection.decode)
+        self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
+        self.metrics = Metrics(self.integrity, self.pools)
+        policy = settings.policy
+        self.policy = Policy(
+            held_kv=policy.held_kv,
+            abort_decode=policy.abort_decode,
+            prefill_failure=policy.prefill_failure,
+            prefill_attempts=policy.prefill_attempts,
+            decode_attempts=policy.decode_attempts,
+        )
+        self.table = build_table(self.policy)
+        interval = settings.health.interval
+        self._monitors = [
+            HealthMonitor([self.render_pool], self._probe_render, interval),
+            HealthMonitor([self.prefill_pool, self.decode_pool], self._probe_engine, interval),
+        ]
+        self._watching: list[asyncio.Task[None]] = []
+
+    @property
+    def disaggregated(self) -> bool:
+        """Four hops, with a prefill pool; three otherwise."""
+        return bool(self.prefill_pool)
+
+    def missing_roles(self) -> list[str]:
+        """Roles that are needed and have no member that is well."""
+        needed = [self.render_pool, self.decode_pool]
+        if self.disaggregated:
+            needed.append(self.prefill_pool)
+        return [pool.role for pool in needed if not pool.ready]
+
+    def start(self) -> None:
+        """Begin the background probes."""
+        loop = asyncio.get_running_loop()
+        self._watching = [loop.create_task(monitor.run(), name="health") for monitor in self._monitors]
+
+    async def check_health(self) -> None:
+        """Probe every member once, now."""
+        for monitor in self._monitors:
+            await monitor.check_all()
+
+    async def close(self) -> None:
+        """Give running requests an end, wait for their clean-up, close the connections."""
+        for task in self._watching:
+            task.cancel()
+        if self._watching:
+            await asyncio.wait(self._watching)
+        for exchange in list(self.exchanges):
+            exchange.shut_down()
+        await self.supervisor.close(self.settings.server.grace)
+        for transport in (self._probe_transport, self._render_transport, self.engine_transport):
+            await transport.close()
+
+    def abort_soon(self, hop: HopName, member_url: str, leg_id: str) -> None:
+        """Send an abort in the background. Its failure is logged and changes nothing: the engine also sees
+        the connection close."""
+        self.metrics.aborts.labels(hop).inc()
+        self.supervisor.spawn(self._abort(hop, member_url, leg_id), f"abort {leg_id}")
+
+    async def _abort(self, hop: HopName, member_url: str, leg_id: str) -> None:
+        try:
+            await abort(self.engine_transport, hop, member_url, leg_id, self.settings.timeouts.abort)
+        except HopError as error:
+            self.metrics.hop_errors.labels("abort", type(error).__name__).inc()
+
+    def _transport(self, key: SecretStr | None, *, counted: bool = True) -> Transport:
+        limits, timeouts = self.settings.limits, self.settings.timeouts
+        return Transport(
+            connect_timeout=timeouts.connect,
+            keepalive=timeouts.keepalive,
+            max_reply_bytes=limits.reply_bytes,
+            max_event_bytes=limits.event_bytes,
+            max_error_bytes=limits.error_bytes,
+            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+            on_exchange=self._count_exchange if counted else None,
+        )
+
+    def _count_exchange(self, change: int) -> None:
+        self.integrity.exchanges += change
+
+    def _pool(self, role: str, urls: tuple[str, ...], selection: PolicyName) -> Pool:
+        health = self.settings.health
+        return Pool(
+            role,
+            urls,
+            selection,
+            breaker_threshold=health.breaker_threshold,
+            breaker_cooldown=health.breaker_cooldown,
+            clock=asyncio.get_running_loop().time,
+            draw=random.randrange,
+        )
+
+    async def _probe_render(self, url: str) -> bool:
+        status = await self._probe(url + self.settings.health.path_render)
+        if status == 404:
+            # A render tier without a readiness path is ready when it is alive.
+            status = await self._probe(f"{url}/health")
+        return status == 200
+
+    async def _probe_engine(self, url: str) -> bool:
+        return await self._probe(url + self.settings.health.path_engine) == 200
+
+    async def _probe(self, url: str) -> int | None:
+        """The status of a GET, or None when there was no answer in time."""
+        try:
+            return await self._probe_transport.status(url, self.settings.health.timeout)
+        except HopError:
+            return None

@@ -19,10 +19,12 @@ SHAPE_ERROR = "Bad Request"
 MAX_REPORTED_ERRORS = 10
 MAX_INPUT_CHARS = 200
 INTERNAL_LOCATIONS = frozenset(
-    ("function-wrap", "function-after", "function-before", "function-plain", "json-or-python", "chain")
-    + ("lax-or-strict", "default", "nullable", "tagged-union", "union", "call", "arguments", "is-instance")
-    + ("is-subclass", "callable", "str", "int", "float", "bool", "bytes", "list", "tuple", "dict", "set")
-    + ("frozenset", "none", "nonetype")
+    (
+        *("function-wrap", "function-after", "function-before", "function-plain", "json-or-python"),
+        *("lax-or-strict", "chain", "default", "nullable", "tagged-union", "union", "call", "arguments"),
+        *("is-instance", "is-subclass", "callable", "str", "int", "float", "bool", "bytes", "list", "tuple"),
+        *("dict", "set", "frozenset", "none", "nonetype"),
+    )
 )
 """Segments of a pydantic error location that name a validator and not a field."""
 

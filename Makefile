@@ -54,7 +54,7 @@ test-vllm: models ## the tests against a real vLLM
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/pytest -m vllm tests/vllm $(ARGS)
 
 bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender_stream, bench-engine
-	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python benchmarks/$*.py $(ARGS)
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)
 
 test-manifest: venv ## write down which tests must exist (tests/expected*.json); CI fails when one is missing
 	$(BIN)/pytest -q --collect-only --write-expected-tests tests/expected_tests.json >/dev/null

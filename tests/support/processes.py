@@ -63,7 +63,8 @@ class ServerProcess:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
-        """`time.monotonic()` just before the process was created."""
+        self.ready_after = 0.0
+        """Seconds from the creation of the process to the first 200 of `ready_path`."""
 
     @property
     def url(self) -> str:
@@ -121,11 +122,12 @@ class ServerProcess:
                 try:
                     response = client.get(self.url + self.ready_path)
                     if response.status_code == 200:
+                        self.ready_after = time.monotonic() - self.started_at
                         return
                     last = f"status {response.status_code}: {response.text[:300]}"
                 except httpx.TransportError as error:
                     last = f"{type(error).__name__}: {error}"
-                time.sleep(0.05)
+                time.sleep(0.02)
         raise ServerFailed(
             f"{self.name} was not ready within {self.ready_within:g} s (last: {last}):\n{self.log()}"
         )

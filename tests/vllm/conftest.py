@@ -1,4 +1,4 @@
-"""A real vLLM for this folder: a tokens-only engine and a render server, each started once when first used."""
+"""A real vLLM for this folder: a tokens-only engine and a render server, started once when first used."""
 
 from __future__ import annotations
 

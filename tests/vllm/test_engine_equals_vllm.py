@@ -78,7 +78,7 @@ def chat(*turns: tuple[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_dir: Path) -> list[Prompt]:
-    """57 prompts: chats of one and several turns, text, code, other scripts, one token, 1,300 tokens, noise."""
+    """57 prompts: chats of one and several turns, text, code, other scripts, one token, 1,300 tokens."""
     tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
     system = ("system", "You are a helpful assistant.")
     texts = {f"chat-{i}": chat(system, ("user", question)) for i, question in enumerate(QUESTIONS)}

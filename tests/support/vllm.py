@@ -70,8 +70,13 @@ def engine(model: Path, name: str, *options: str, log_dir: Path) -> ServerProces
 
 def render(model: Path, name: str, *options: str, log_dir: Path) -> ServerProcess:
     """`vllm launch render MODEL` with the shared flags."""
-    words = ("launch", "render", model, "--served-model-name", name, *RENDER_OPTIONS, *options)
-    return server("vllm-render", *words, log_dir=log_dir)
+    return server(
+        "vllm-render",
+        *("launch", "render", model, "--served-model-name", name),
+        *RENDER_OPTIONS,
+        *options,
+        log_dir=log_dir,
+    )
 
 
 def start(process: ServerProcess) -> ServerProcess:

@@ -66,7 +66,7 @@ class Stream:
         tokenizer = Tokenizer.from_file(str(QWEN3 / "tokenizer.json"))
         prose = tokenizer.encode(PROSE).ids
         reasoning = int(length * REASONING_SHARE)
-        think, end = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
+        [think], [end] = (tokenizer.encode(marker).ids for marker in ("<think>", "</think>"))
         ids = [think, *(prose * (length // len(prose) + 1))][:reasoning]
         ids += [end, *(prose * (length // len(prose) + 1))]
         self.output: list[int] = ids[:length]
@@ -130,8 +130,11 @@ def our_costs(server: ServerProcess, stream: Stream, spans: list[range], with_co
         rounds = max(1, 200 // len(spans[0]))
         firsts = [_run(server, client, stream, spans[:1], with_context)[0] for _ in range(rounds)]
         first = Cost(
-            *(sum(values) / rounds for values in zip(*(vars(c).values() for c in firsts), strict=True))
-        )  # type: ignore[arg-type]
+            cpu=sum(cost.cpu for cost in firsts) / rounds,
+            wall=sum(cost.wall for cost in firsts) / rounds,
+            sent=firsts[0].sent,
+            received=firsts[0].received,
+        )
         return [first, *_run(server, client, stream, spans[1:], with_context)]
 
 

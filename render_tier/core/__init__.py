@@ -9,6 +9,7 @@ Text flows through these stages, one module each::
                                                      │                     └ json_call ─ json_tracker
                                                      └ stops (scope "content") ─ blanks ─ events
 
-`attribution` counts, beside that flow, which tokens were reasoning, content, a call or markup. A model family
-is a table (`table.ReasoningFormat`, `table.ToolFormat`) in `formats`; `grammar` joins the two of a deployment.
+`attribution` counts, beside that flow, which tokens were reasoning, content, a call or markup. A model
+family is a table (`table.ReasoningFormat`, `table.ToolFormat`) in `formats`; `grammar` joins the two of a
+deployment.
 """

@@ -1,8 +1,8 @@
 """Which region each output token belongs to: a ledger of where tokens start in the text.
 
-A token belongs to the region of its first character. Tokens that complete no character of their own (the first
-bytes of a character, skipped special tokens) start where the next character does. What is still open when the
-output ends is markup.
+A token belongs to the region of its first character. Tokens that complete no character of their own (the
+first bytes of a character, skipped special tokens) start where the next character does. What is still open
+when the output ends is markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from render_tier.core.table import Region
 class Ledger:
     """``add`` a token before its text; ``advance`` over text as it is decided; ``take`` what became certain.
 
-    ``starts``: for every token not yet attributed, its first character's distance from the first undecided one.
+    ``starts``: for every token not yet attributed, its first character's distance from the first undecided
+    one.
     """
 
     __slots__ = ("_base", "_count", "_region", "_runs", "_written", "starts")
@@ -69,7 +70,8 @@ class Ledger:
         return runs
 
     def dump(self) -> tuple[int, list[int]]:
-        """(undecided characters, gaps between the starts of open tokens, the first from the first undecided)."""
+        """(undecided characters, gaps between the starts of open tokens, the first from the first
+        undecided)."""
         gaps, last = [], self._base
         for start in self.starts:
             gaps.append(start - last)

@@ -1,7 +1,7 @@
 """White space that may turn out to stand before a call, where a family does not show it.
 
-Held back until the next visible character, a call or the end, so that whole and streamed answers agree. The hold
-is bounded: a run longer than the limit counts as visible text and is let go, whatever the chunking.
+Held back until the next visible character, a call or the end, so that whole and streamed answers agree. The
+hold is bounded: a run longer than the limit counts as visible text and is let go, whatever the chunking.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ class Calls(Protocol):
 class Body(Protocol):
     """The parser of one call body, fed text in any pieces.
 
-    Until a body is ``committed`` it reports nothing, and it may still fail: then the machine gives its ``raw``
-    text back to the client as ordinary text. A committed body never fails; it ends the call instead.
+    Until a body is ``committed`` it reports nothing, and it may still fail: then the machine gives its
+    ``raw`` text back to the client as ordinary text. A committed body never fails; it ends the call
+    instead.
     """
 
     status: Status
@@ -54,4 +55,5 @@ class BodyFormat(Protocol):
         """A new body after ``marker``. Not committed, it holds back at most ``hold_limit`` characters."""
 
     def load(self, state: Any, hold_limit: int) -> Body:
-        """A body from what `Body.dump` gave. Raises `msgspec.ValidationError` or ValueError for other values."""
+        """A body from what `Body.dump` gave. Raises `msgspec.ValidationError` or ValueError for other
+        values."""

@@ -1,8 +1,8 @@
 """Token pieces to text, character by character exact for any chunking.
 
-Bytes are held back only while they are the beginning of a character (at most three); what cannot become one is
-U+FFFD at once, and `finish` flushes what was left. A genuine U+FFFD in the output is a character like any other.
-The prompt plays no part: nothing of it can be emitted, and no leading space is dropped.
+Bytes are held back only while they are the beginning of a character (at most three); what cannot become one
+is U+FFFD at once, and `finish` flushes what was left. A genuine U+FFFD in the output is a character like
+any other. The prompt plays no part: nothing of it can be emitted, and no leading space is dropped.
 """
 
 from __future__ import annotations

@@ -36,15 +36,16 @@ class CallEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """The next ``count`` output tokens belong to ``region``. Every token is in exactly one such run, in order;
-    a token whose text is held back is attributed when its first character is."""
+    """The next ``count`` output tokens belong to ``region``. Every token is in exactly one such run, in
+    order; a token whose text is held back is attributed when its first character is."""
 
     region: Region
     count: int
 
 
 class Stopped(msgspec.Struct, frozen=True, gc=False):
-    """A stop string was matched. Nothing after it is parsed; the token that completed it is the last one counted."""
+    """A stop string was matched. Nothing after it is parsed; the token that completed it is the last one
+    counted."""
 
     stop: str
 

@@ -37,7 +37,20 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
 class Node:
     """One state made ready: see `table.State` for the meaning."""
 
-    __slots__ = ("body", "done", "failed", "ids", "index", "name", "on", "prefixes", "search", "tail", "text", "width")
+    __slots__ = (
+        "body",
+        "done",
+        "failed",
+        "ids",
+        "index",
+        "name",
+        "on",
+        "prefixes",
+        "search",
+        "tail",
+        "text",
+        "width",
+    )
 
     def __init__(self, index: int, name: str, state: State) -> None:
         self.index: Final = index
@@ -75,8 +88,9 @@ class Node:
 class Grammar:
     """The joined table of one deployment, for one vocabulary. Immutable; shared by all streams.
 
-    ``marker_ids``: token ID to text for the tokens that are markers by themselves, in any state. ``skipped``: the
-    special tokens that are no markers; their text is left out unless the request keeps special tokens.
+    ``marker_ids``: token ID to text for the tokens that are markers by themselves, in any state.
+    ``skipped``: the special tokens that are no markers; their text is left out unless the request keeps
+    special tokens.
     """
 
     def __init__(self, reasoning: ReasoningFormat | None, tool: ToolFormat, vocabulary: Vocabulary) -> None:
@@ -94,7 +108,8 @@ class Grammar:
         self._opened = by_name[reasoning.opened] if reasoning else self.content
 
     def start(self, prompt: bool | None) -> Node:
-        """Where an output starts after a prompt that left reasoning open, closed it, or said nothing (None)."""
+        """Where an output starts after a prompt that left reasoning open, closed it, or said nothing
+        (None)."""
         if prompt is None:
             return self._initial
         return self._opened if prompt else self.content

@@ -1,9 +1,9 @@
 """A tool call written as a JSON object with a name and its arguments, in either order.
 
-The arguments are passed on verbatim as they come; nothing is decoded and encoded again, so numbers and escapes
-stay as the model wrote them. The call is *committed*, and its name sent, once the name is known and the
-arguments look like JSON (`JsonTracker.settled`). Until then the text is held back, because an object that is
-no call is ordinary text. When the arguments come first they are held back until the name is known.
+The arguments are passed on verbatim as they come; nothing is decoded and encoded again, so numbers and
+escapes stay as the model wrote them. The call is *committed*, and its name sent, once the name is known and
+the arguments look like JSON (`JsonTracker.settled`). Until then the text is held back, because an object
+that is no call is ordinary text. When the arguments come first they are held back until the name is known.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Where a JSON value ends, and whether it is valid, without keeping its text.
 
-A pushdown automaton over characters; its state is a mode, a stack of brackets and, inside a scalar, where in
-it. Text is never stored, so a megabyte of arguments costs the same per character as the first byte. Runs inside
-strings are skipped by a regular expression.
+A pushdown automaton over characters; its state is a mode, a stack of brackets and, inside a scalar, where
+in it. Text is never stored, so a megabyte of arguments costs the same per character as the first byte. Runs
+inside strings are skipped by a regular expression.
 
-Invalid JSON does not stop it: ``valid`` turns False and from there on it only balances brackets and strings, so
-that the value of a model that writes almost-JSON still ends where its author meant. A ``<`` outside a string
-ends an invalid value: it starts the marker that closes the call.
+Invalid JSON does not stop it: ``valid`` turns False and from there on it only balances brackets and
+strings, so that the value of a model that writes almost-JSON still ends where its author meant. A ``<``
+outside a string ends an invalid value: it starts the marker that closes the call.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 
 MAX_DEPTH: Final = 512
-"""Nesting beyond which a value counts as invalid and only its depth is counted: bounds the saved stack. Readers
-of JSON give up near here too (Python's at about 1000)."""
+"""Nesting beyond which a value counts as invalid and only its depth is counted: bounds the saved stack.
+Readers of JSON give up near here too (Python's at about 1000)."""
 
 
 # Modes. Plain integers: they are compared for every piece of text.
@@ -46,7 +46,8 @@ _WORDS: Final = frozenset(_PREFIX_INDEX[word] for word in ("true", "false", "nul
 
 
 def _number_table() -> tuple[dict[str, int], ...]:
-    """RFC 8259's number as states: 0 start, 1 minus, 2 zero, 3 integer, 4 point, 5 fraction, 6 e, 7 sign, 8 exponent."""
+    """RFC 8259's number as states: 0 start, 1 minus, 2 zero, 3 integer, 4 point, 5 fraction, 6 e, 7 sign, 8
+    exponent."""
     digits, nonzero = "0123456789", "123456789"
     rows: list[list[tuple[str, int]]] = [
         [("-", 1), ("0", 2), (nonzero, 3)],
@@ -68,8 +69,9 @@ _SCALAR_END: Final = frozenset(_BLANKS + ',}]<"')
 
 
 class JsonTracker:
-    """Follows one JSON value. ``started`` once its first visible character was read, ``settled`` once the value is
-    plausibly JSON: a scalar or array has begun, or an object's brace is followed by a quote or a brace."""
+    """Follows one JSON value. ``started`` once its first visible character was read, ``settled`` once the
+    value is plausibly JSON: a scalar or array has begun, or an object's brace is followed by a quote or a
+    brace."""
 
     __slots__ = ("deeper", "detail", "is_key", "mode", "stack", "valid")
 
@@ -92,7 +94,8 @@ class JsonTracker:
         return self.valid and self.started
 
     def feed(self, text: str, index: int) -> int:
-        """Read ``text[index:]``. Returns the index after the value's last character, or -1 when it goes on."""
+        """Read ``text[index:]``. Returns the index after the value's last character, or -1 when it goes
+        on."""
         length = len(text)
         while index < length:
             mode = self.mode
@@ -205,8 +208,8 @@ class JsonTracker:
         self.mode = LOOSE if self.stack else LOOSE_SCALAR
 
     def _structure(self, character: str) -> bool:
-        """One visible character between values. True when it is consumed; on an error the mode turns loose and
-        the character is read again."""
+        """One visible character between values. True when it is consumed; on an error the mode turns loose
+        and the character is read again."""
         mode = self.mode
         if character == '"' and mode != COLON and mode != AFTER:
             self.is_key = mode in (FIRST_KEY, KEY)
@@ -227,9 +230,8 @@ class JsonTracker:
         if mode == AFTER and character == ",":
             self.mode = KEY if self.stack[-1] == 0x7B else VALUE
             return True
-        closes = (
-            (character == "}" and mode in (FIRST_KEY, AFTER) and self.stack[-1] == 0x7B)
-            or (character == "]" and mode in (FIRST_ELEMENT, AFTER) and self.stack[-1] == 0x5B)
+        closes = (character == "}" and mode in (FIRST_KEY, AFTER) and self.stack[-1] == 0x7B) or (
+            character == "]" and mode in (FIRST_ELEMENT, AFTER) and self.stack[-1] == 0x5B
         )
         if closes:
             self.stack.pop()

@@ -1,16 +1,17 @@
 """The streaming parser: token IDs in, events out, one output at a time.
 
-Theory of operation. Tokens become text (`detokenizer`) and pass the stop strings (`stops`, scope "all"). The text
-then meets the grammar: the current node is either text with markers or a body. Text up to a marker is of the
-node's region; a marker moves to the next node; the end of the text is held back while it may be the beginning of
-a marker. A marker is found by its token ID, or by its characters in whatever tokens they come; a token that is a
-marker never joins with the text around it. A body gets all text until it is done or fails; a body that fails
-gives its text back, which is then text of the node it fails into and is not searched again (so every character
-is looked at a bounded number of times).
+Theory of operation. Tokens become text (`detokenizer`) and pass the stop strings (`stops`, scope "all").
+The text then meets the grammar: the current node is either text with markers or a body. Text up to a marker
+is of the node's region; a marker moves to the next node; the end of the text is held back while it may be
+the beginning of a marker. A marker is found by its token ID, or by its characters in whatever tokens they
+come; a token that is a marker never joins with the text around it. A body gets all text until it is done or
+fails; a body that fails gives its text back, which is then text of the node it fails into and is not
+searched again (so every character is looked at a bounded number of times).
 
-Nothing depends on how tokens are split over calls of `feed`: work is done token by token and no rule looks at the
-end of a call. All state is in the attributes listed in `_Snapshot`, and all of it is bounded: a marker, a stop
-string, three bytes, ``blank_limit`` characters of white space, and ``hold_limit`` of a call not yet committed.
+Nothing depends on how tokens are split over calls of `feed`: work is done token by token and no rule looks
+at the end of a call. All state is in the attributes listed in `_Snapshot`, and all of it is bounded: a
+marker, a stop string, three bytes, ``blank_limit`` characters of white space, and ``hold_limit`` of a call
+not yet committed.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class SnapshotError(ValueError):
 class MachineOptions:
     """What a request says about the reading of its output.
 
-    ``stop_scope``: "all" matches stop strings in the whole output, markers included, as the coupled server does;
-    "content" only in the content. ``min_tokens``: stop strings completed by an earlier token do not count.
-    ``skip_special_tokens``: leave out special tokens that are no markers. ``hold_limit``: characters of an object
-    that may be a call held back before it is taken for text. ``blank_limit``: see `blanks`.
+    ``stop_scope``: "all" matches stop strings in the whole output, markers included, as the coupled server
+    does; "content" only in the content. ``min_tokens``: stop strings completed by an earlier token do not
+    count. ``skip_special_tokens``: leave out special tokens that are no markers. ``hold_limit``: characters
+    of an object that may be a call held back before it is taken for text. ``blank_limit``: see `blanks`.
     """
 
     stops: StopTable | None = None
@@ -63,8 +64,8 @@ _TEXT: Final = -1  # stands for the ID of text that is no marker token
 
 
 class Machine:
-    """One output being read. ``tokens``: output tokens read so far. ``stopped``: the stop string that was matched;
-    after it, further tokens are not read."""
+    """One output being read. ``tokens``: output tokens read so far. ``stopped``: the stop string that was
+    matched; after it, further tokens are not read."""
 
     def __init__(self, grammar: Grammar, options: MachineOptions, prompt: bool | None = None) -> None:
         self._grammar = grammar
@@ -91,8 +92,8 @@ class Machine:
     # --- the interface ---
 
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
-        """Read output tokens, IDs of the vocabulary (others spell nothing). After a stop string, none is read:
-        ``tokens`` says how many were."""
+        """Read output tokens, IDs of the vocabulary (others spell nothing). After a stop string, none is
+        read: ``tokens`` says how many were."""
         for token_id in token_ids:
             if self.stopped is not None:
                 break
@@ -114,6 +115,21 @@ class Machine:
                 self._ledger.add()
         return self._take()
 
+    @property
+    def open_tokens(self) -> int:
+        """Tokens read but not yet attributed."""
+        return len(self._ledger.starts)
+
+    def let_go_of_blanks(self) -> None:
+        """The client has the white space that is held back (another server sent it): it is not sent again."""
+        if self._blanks.release():
+            self._blanks.visible = True
+
+    def resume_character(self, token_ids: Iterable[int]) -> None:
+        """Start in the middle of a character that these tokens began; what they complete was sent already."""
+        for token_id in token_ids:
+            self._detokenizer.feed(self._pieces[token_id])
+
     def finish(self) -> list[Event]:
         """The output ends here. Everything held back is decided; the machine takes no more."""
         if self.stopped is None:
@@ -134,7 +150,8 @@ class Machine:
         return self._take()
 
     def snapshot(self) -> bytes:
-        """The whole state between two calls of `feed`; `restore` with the same grammar and options goes on."""
+        """The whole state between two calls of `feed`; `restore` with the same grammar and options goes
+        on."""
         undecided, gaps = self._ledger.dump()
         return bytes([SNAPSHOT_VERSION]) + _ENCODER.encode(
             _Snapshot(
@@ -248,8 +265,8 @@ class Machine:
         self._events_stopped(stop)
 
     def _unqueue(self, length: int, *, split: bool = False) -> None:
-        """Let the first ``length`` queued characters go on. A marker token goes whole or not at all, unless a stop
-        string cuts it (``split``): what is left of it is ordinary text."""
+        """Let the first ``length`` queued characters go on. A marker token goes whole or not at all, unless
+        a stop string cuts it (``split``): what is left of it is ordinary text."""
         queue = self._queue
         while queue and length > 0:
             token_id, text = queue[0]
@@ -392,7 +409,8 @@ class Machine:
         self._events_stopped(stop)
 
     def _content_stopped(self) -> bool:
-        """A stop string in the content ends the reading at once; one in the whole output cut the text before."""
+        """A stop string in the content ends the reading at once; one in the whole output cut the text
+        before."""
         return self.stopped is not None and self._options.stop_scope == "content"
 
     def _say(self, text: str) -> None:

@@ -56,8 +56,8 @@ class StopMatcher:
         return max(self.progress, default=0)
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[int, str] | None:
-        """Read more text. Returns (index after the match, stop string), or None. Not armed (min_tokens), a string
-        that completes here does not count, but its parts go on counting."""
+        """Read more text. Returns (index after the match, stop string), or None. Not armed (min_tokens), a
+        string that completes here does not count, but its parts go on counting."""
         table, progress = self._table, self.progress
         stops, failures = table.stops, table.failures
         index, length = 0, len(text)

@@ -1,10 +1,10 @@
 """What a model family's table is made of.
 
-A family writes markers (``<think>``, ``<tool_call>``) into its output. A table names the states between markers;
-each state says what ordinary text is there (`Region`) and which marker leads where. A state may instead have a
-*body*: a small parser that owns the text until it says that it is done or that the text is none of its own
-(`body.Body`). Everything a table says is data, so the tables of a reasoning and a tool family can be joined
-(`grammar.compose`) and checked when they are made.
+A family writes markers (``<think>``, ``<tool_call>``) into its output. A table names the states between
+markers; each state says what ordinary text is there (`Region`) and which marker leads where. A state may
+instead have a *body*: a small parser that owns the text until it says that it is done or that the text is
+none of its own (`body.Body`). Everything a table says is data, so the tables of a reasoning and a tool
+family can be joined (`grammar.compose`) and checked when they are made.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class State:
     """One state of a table: either text with markers, or a body.
 
     ``text``: what ordinary text is here. ``on``: marker to the next state's name; a marker itself is never
-    shown. ``body``: the parser that owns the text instead; it goes on to ``done`` when it has read its value, or
-    to ``failed`` when the text is not what it parses, and then the marker that led here and all the body has
-    read become text of that state.
+    shown. ``body``: the parser that owns the text instead; it goes on to ``done`` when it has read its
+    value, or to ``failed`` when the text is not what it parses, and then the marker that led here and all
+    the body has read become text of that state.
     """
 
     text: Region = Region.MARKUP
@@ -56,11 +56,12 @@ class State:
 class ReasoningFormat:
     """How a family writes its reasoning.
 
-    ``states`` go on to the state `CONTENT`. ``start`` and ``end`` are the markers by which a prompt opens or
-    closes reasoning. ``initial`` is the state when the prompt says nothing, ``opened`` when it left reasoning
-    open; one that closed it starts in CONTENT. In states listed in ``ended_by_tools`` the marker of a tool call
-    ends the reasoning. ``content_on``: markers with a meaning in CONTENT. ``disabled_by``: values of
-    chat_template_kwargs with which the prompt closes (or never opens) reasoning, for when no prompt is known.
+    ``states`` go on to the state `CONTENT`. ``start`` and ``end`` are the markers by which a prompt opens
+    or closes reasoning. ``initial`` is the state when the prompt says nothing, ``opened`` when it left
+    reasoning open; one that closed it starts in CONTENT. In states listed in ``ended_by_tools`` the marker
+    of a tool call ends the reasoning. ``content_on``: markers with a meaning in CONTENT. ``disabled_by``:
+    values of chat_template_kwargs with which the prompt closes (or never opens) reasoning, for when no
+    prompt is known.
     """
 
     name: str
@@ -82,9 +83,9 @@ Blanks = Literal["keep", "drop_alone"]
 class ToolFormat:
     """How a family writes its tool calls. ``states`` has at least `CONTENT`, where visible text starts.
 
-    ``blanks``: what becomes of white space before a call. "keep": it is content. "drop_alone": it is dropped
-    when the content before the call has nothing else. ``none_drops``: with tool_choice "none", vLLM removes the
-    text of a call that the model wrote all the same.
+    ``blanks``: what becomes of white space before a call. "keep": it is content. "drop_alone": it is
+    dropped when the content before the call has nothing else. ``none_drops``: with tool_choice "none", vLLM
+    removes the text of a call that the model wrote all the same.
     """
 
     name: str

@@ -33,7 +33,8 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class _Pieces(dict[int, str | bytes]):
-    """Token ID to its text, or to its bytes when they are not whole UTF-8 characters; filled when first asked."""
+    """Token ID to its text, or to its bytes when they are not whole UTF-8 characters; filled when first
+    asked."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -52,7 +53,8 @@ class _Pieces(dict[int, str | bytes]):
 
 
 class Vocabulary:
-    """Token ID to bytes. Immutable but for a cache of at most one entry per ID; safe to share over threads."""
+    """Token ID to bytes. Immutable but for a cache of at most one entry per ID; safe to share over
+    threads."""
 
     def __init__(
         self,

@@ -153,6 +153,17 @@ class GenerateChoice(msgspec.Struct, kw_only=True):
     logprobs: ChoiceLogprobs | None = None
 
 
+class RequestMetrics(msgspec.Struct):
+    """Timings that some engines report; passed on to the client."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    speculative_decoding: dict[str, Any] | None = None
+
+
 class GenerateResponse(msgspec.Struct, kw_only=True):
     """Whole answer of one generate call."""
 
@@ -164,6 +175,7 @@ class GenerateResponse(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    metrics: RequestMetrics | None = None
     output_mode: str = "tokens"
 
 
@@ -178,6 +190,7 @@ class GenerateChunk(msgspec.Struct, kw_only=True):
     usage: GenerateUsage | None = None
     created: int | None = None
     prompt_token_ids: list[int] | None = None
+    metrics: RequestMetrics | None = None
     output_mode: str = "tokens"
 
 

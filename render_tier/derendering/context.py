@@ -1,0 +1,229 @@
+"""What a request decides about the reading of its output: resolved once, named by a digest, kept in a small
+cache.
+
+The digest is of the raw JSON bytes of the request and of the prompt's IDs, so a later call that sends them
+again costs a hash, and one that does not costs a look-up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.grammar import Grammar
+from render_tier.core.machine import Machine, MachineOptions
+from render_tier.core.stops import StopTable
+from render_tier.derendering.served import ServedModel, check_ids
+from render_tier.derendering.settings import DerenderSettings
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.request_fields import SamplingFields
+from render_tier.protocol.validation import decode_object, misshapen
+
+DIGEST_SIZE: Final = 16
+
+Kind = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """``prompt``: whether the prompt left reasoning open (None: it says nothing). ``prompt_length`` 0: not
+    known.
+
+    ``hides_reasoning``: reasoning is neither shown nor given as IDs or logprobs. ``counts_reasoning``: a
+    reasoning parser is at work. ``forced``: tool_choice is "required" or names a function (``named``).
+    ``drops_calls``: calls are recognised and left out. ``one_call``: parallel_tool_calls is false.
+    """
+
+    digest: bytes
+    grammar: Grammar
+    options: MachineOptions
+    prompt: bool | None = None
+    prompt_length: int = 0
+    parsed: bool = False
+    counts_reasoning: bool = False
+    hides_reasoning: bool = False
+    wants_logprobs: bool = False
+    returns_token_ids: bool = False
+    named: bool = False
+    forced: bool = False
+    one_call: bool = False
+    drops_calls: bool = False
+    ignores_eos: bool = False
+
+    def machine(self) -> Machine:
+        return Machine(self.grammar, self.options, self.prompt)
+
+
+class ContextCache:
+    """Contexts by digest, least recently used first out. ``entries`` bounds it. Safe for threads."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._contexts: OrderedDict[bytes, Context] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def get(self, digest: bytes) -> Context | None:
+        with self._lock:
+            context = self._contexts.get(digest)
+            if context is not None:
+                self._contexts.move_to_end(digest)
+            return context
+
+    def put(self, context: Context) -> None:
+        with self._lock:
+            self._contexts[context.digest] = context
+            self._contexts.move_to_end(context.digest)
+            while len(self._contexts) > self._entries:
+                self._contexts.popitem(last=False)
+
+
+class ContextResolver:
+    """Makes contexts out of requests, for one model and configuration."""
+
+    def __init__(self, model: ServedModel, settings: DerenderSettings) -> None:
+        self._model = model
+        self._settings = settings
+        self._reasoning = reasoning_format(settings.reasoning_parser) if settings.reasoning_parser else None
+        self._tool = tool_format(settings.tool_parser) if settings.tool_parser else None
+        vocabulary = model.vocabulary
+        self._plain = Grammar(None, PLAIN, vocabulary)
+        self._no_tools = Grammar(self._reasoning, PLAIN, vocabulary)
+        self._with_tools = Grammar(self._reasoning, self._tool, vocabulary) if self._tool else self._no_tools
+        self._seed = f"{model.fingerprint}\0{settings.reasoning_parser}\0{settings.tool_parser}\0".encode()
+
+    @property
+    def has_parser(self) -> bool:
+        return self._reasoning is not None or self._tool is not None
+
+    def digest(self, kind: Kind, request: bytes, prompt_token_ids: bytes) -> bytes:
+        """The name of the context of these raw JSON values (empty: not given)."""
+        digest = hashlib.blake2b(self._seed, digest_size=DIGEST_SIZE, person=kind.encode())
+        digest.update(len(request).to_bytes(8, "little"))
+        digest.update(request)
+        digest.update(prompt_token_ids)
+        return digest.digest()
+
+    def resolve(self, kind: Kind, digest: bytes, request: bytes, prompt_token_ids: bytes) -> Context:
+        """Read a request. Raises BadRequest for one that render would refuse too."""
+        prompt_ids = self._prompt_ids(prompt_token_ids)
+        if kind == "completion":
+            return self._completion(digest, request, prompt_ids)
+        return self._chat(digest, request, prompt_ids)
+
+    def _prompt_ids(self, raw: bytes) -> list[int] | None:
+        if not raw:
+            return None
+        try:
+            prompt_ids = msgspec.json.decode(raw, type=list[int])
+        except msgspec.MsgspecError as error:
+            raise misshapen(
+                [{"type": "list_type", "loc": ("prompt_token_ids",), "msg": str(error)}]
+            ) from None
+        limit = self._model.max_model_len
+        if len(prompt_ids) > limit:
+            raise BadRequest(f"prompt_token_ids length ({len(prompt_ids)}) exceeds max_model_len ({limit}).")
+        check_ids(self._model, prompt_ids, "prompt_token_ids")
+        return prompt_ids
+
+    def _completion(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
+        request = (
+            CompletionRequest.parse(
+                decode_object(raw),
+                max_stop_strings=self._settings.max_stop_strings,
+                max_prompts=self._settings.max_prompts,
+            )
+            if raw
+            else None
+        )
+        return Context(
+            digest,
+            self._plain,
+            self._options(request),
+            prompt_length=len(prompt_ids or ()),
+            returns_token_ids=bool(request and request.return_token_ids),
+            ignores_eos=bool(request and request.ignore_eos),
+        )
+
+    def _chat(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
+        length = len(prompt_ids or ())
+        if not raw:
+            return Context(digest, self._plain, self._options(None), prompt_length=length)
+        data = decode_object(raw)
+        request = ChatCompletionRequest.parse(data, max_stop_strings=self._settings.max_stop_strings)
+        choice = request.tool_choice
+        named = request.forced_function is not None
+        none = not request.tools or choice in (None, "none")
+        drops = (
+            none
+            and bool(request.tools)
+            and self._settings.tool_choice_none == "drop"
+            and self._tool is not None
+            and self._tool.none_drops
+        )
+        counts = self._reasoning is not None
+        hides = counts and not request.include_reasoning
+        return Context(
+            digest,
+            self._no_tools if none and not drops else self._with_tools,
+            self._options(request),
+            prompt=self._prompt_state(request, prompt_ids),
+            prompt_length=length,
+            parsed=self.has_parser,
+            counts_reasoning=counts,
+            hides_reasoning=hides,
+            wants_logprobs=bool(request.logprobs),
+            returns_token_ids=bool(request.return_token_ids) and not hides,
+            named=named,
+            forced=named or choice == "required",
+            one_call=request.parallel_tool_calls is False,
+            drops_calls=drops,
+            ignores_eos=request.ignore_eos,
+        )
+
+    def _prompt_state(self, request: ChatCompletionRequest, prompt_ids: list[int] | None) -> bool | None:
+        """The prompt decides; a template switch that turns thinking off decides where the prompt says
+        nothing."""
+        if self._reasoning is None:
+            return None
+        if prompt_ids is not None:
+            state = prompt_reasoning(self._reasoning, prompt_ids, self._model.vocabulary)
+            if state is not None:
+                return state
+        kwargs = {**self._settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        return False if _disabled(self._reasoning.disabled_by, kwargs) else None
+
+    def _options(self, request: SamplingFields | None) -> MachineOptions:
+        settings = self._settings
+        if request is None:
+            return MachineOptions(hold_limit=settings.hold_limit, blank_limit=settings.blank_limit)
+        stop = request.stop
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        if not all(stops):
+            raise BadRequest("stop cannot contain an empty string.", param="stop")
+        return MachineOptions(
+            stops=StopTable(stops) if stops else None,
+            stop_scope=settings.stop_scope,
+            include_stop=request.include_stop_str_in_output,
+            min_tokens=request.min_tokens,
+            skip_special_tokens=request.skip_special_tokens,
+            hold_limit=settings.hold_limit,
+            blank_limit=settings.blank_limit,
+        )
+
+
+def _disabled(disabled_by: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(kwargs.get(name) is value for name, value in disabled_by.items())

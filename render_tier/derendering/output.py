@@ -1,0 +1,124 @@
+"""One choice's output: the parser core plus what surrounds it (stop tokens, counts, hidden logprobs).
+
+Whole and streamed answers go through the same `Output`: whole is one step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from render_tier.core.events import CallStart, Event, Tokens
+from render_tier.core.machine import Machine
+from render_tier.core.table import Region
+from render_tier.derendering.context import Context
+from render_tier.derendering.logprobs import TokenSpeller
+from render_tier.protocol.derender import TokensChoice
+from render_tier.protocol.responses import LogprobOut
+
+
+@dataclass(slots=True)
+class Step:
+    """What one piece of output gave. ``used``: how many of its tokens count (fewer after a stop string)."""
+
+    events: list[Event] = field(default_factory=list)
+    used: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[LogprobOut] | None = None
+
+
+class Output:
+    """``reasoning_tokens`` and ``calls`` count what was read so far; ``finished``: a finish was reported.
+
+    ``hidden``: with hidden reasoning, the logprob entries of tokens not yet attributed, one per token.
+    """
+
+    __slots__ = ("calls", "context", "eos", "finished", "hidden", "machine", "reasoning_tokens", "speller")
+
+    def __init__(self, context: Context, eos: tuple[int, ...]) -> None:
+        self.context = context
+        self.eos = eos
+        self.machine: Machine = context.machine()
+        self.speller = TokenSpeller(context.grammar.vocabulary)
+        self.reasoning_tokens = 0
+        self.calls = 0
+        self.finished = False
+        self.hidden: deque[LogprobOut | None] = deque()
+
+    def advance(self, choice: TokensChoice) -> Step:
+        """Read the next tokens of the choice. After a finish, nothing more is read: an engine may still send
+        tokens that it made before it was told to stop."""
+        step = Step()
+        if self.finished:
+            return step
+        machine = self.machine
+        token_ids = choice.token_ids or []
+        shown = self._shown(choice, token_ids)
+        before = machine.tokens
+        step.events = machine.feed(token_ids if shown == len(token_ids) else token_ids[:shown])
+        if machine.stopped is None and shown < len(token_ids):
+            step.events += machine.skip(len(token_ids) - shown)
+        step.used = machine.tokens - before
+        if machine.stopped is not None or choice.finish_reason is not None:
+            step.events += machine.finish()
+            self.finished = True
+        self.count(step.events)
+        if self.finished:
+            step.finish_reason, step.stop_reason = self._finish(choice)
+        if choice.logprobs is not None and choice.logprobs.content is not None:
+            step.logprobs = self.speller.spell(choice.logprobs.content[: step.used])
+        if self.context.hides_reasoning:
+            step.logprobs = self._visible(step)
+        return step
+
+    def count(self, events: list[Event]) -> None:
+        for event in events:
+            if type(event) is Tokens:
+                if event.region is Region.REASONING:
+                    self.reasoning_tokens += event.count
+            elif type(event) is CallStart:
+                self.calls += 1
+
+    def _shown(self, choice: TokensChoice, token_ids: list[int]) -> int:
+        """How many tokens have text: a stop token, and what an engine sent after it, has none."""
+        if choice.finish_reason != "stop" or not token_ids or self.context.options.include_stop:
+            return len(token_ids)
+        stop = choice.stop_reason
+        if isinstance(stop, int):
+            for index in range(len(token_ids) - 1, -1, -1):
+                if token_ids[index] == stop:
+                    return index
+            return len(token_ids)
+        return len(token_ids) - (stop is None and token_ids[-1] in self.eos)
+
+    def _finish(self, choice: TokensChoice) -> tuple[str | None, int | str | None]:
+        stopped = self.machine.stopped
+        if stopped is not None:
+            finish: str | None = "stop"
+            reason: int | str | None = stopped
+        else:
+            finish, reason = choice.finish_reason, choice.stop_reason
+            if isinstance(reason, int) and reason in self.eos and not self.context.ignores_eos:
+                reason = None
+        context = self.context
+        if finish == "stop" and self.calls and not context.named and not context.drops_calls:
+            finish = "tool_calls"
+        return finish, reason
+
+    def _visible(self, step: Step) -> list[LogprobOut] | None:
+        """The logprobs of tokens that are known to be content or calls, when reasoning is hidden."""
+        if not self.context.wants_logprobs:
+            return None
+        entries: list[LogprobOut | None] = list(step.logprobs or ())
+        entries += [None] * (step.used - len(entries))
+        self.hidden.extend(entries[: step.used])
+        visible = []
+        for event in step.events:
+            if type(event) is Tokens:
+                shows = event.region in (Region.CONTENT, Region.CALL)
+                for _ in range(min(event.count, len(self.hidden))):
+                    entry = self.hidden.popleft()
+                    if shows and entry is not None:
+                        visible.append(entry)
+        return visible or None

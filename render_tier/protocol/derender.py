@@ -1,0 +1,112 @@
+"""Hop 4, in: ``POST /v1/chat/completions/derender`` and ``/v1/completions/derender``.
+
+One path takes whole answers and, with ``stream: true``, single chunks. What only the first call of a stream
+needs (the request and the prompt's IDs) stays raw JSON: later calls hash it or leave it out.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from render_tier.protocol.generate import (
+    ChoiceLogprobs,
+    GenerateUsage,
+    RequestMetrics,
+)
+
+ABSENT = msgspec.Raw()
+
+
+class TokensChoice(msgspec.Struct, kw_only=True, gc=False):
+    """`generate.GenerateChoice` as derender reads it; unknown fields are dropped."""
+
+    index: int = 0
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class TokensResponse(msgspec.Struct, kw_only=True):
+    """`generate.GenerateResponse`: only token output can be derendered."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    created: int | None = None
+    usage: GenerateUsage | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    prompt_logprobs: list[msgspec.Raw] | None = None
+    kv_transfer_params: dict[str, msgspec.Raw] | None = None
+    metrics: RequestMetrics | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class TokensChunk(msgspec.Struct, kw_only=True):
+    """`generate.GenerateChunk`."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    created: int | None = None
+    usage: GenerateUsage | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    metrics: RequestMetrics | None = None
+    output_mode: Literal["tokens"] = "tokens"
+
+
+class ChatDerender(msgspec.Struct, kw_only=True):
+    """Chat: ``generate_response`` when whole, ``generate_chunk`` and ``stream_state`` when streaming."""
+
+    stream: bool = False
+    model: str | None = None
+    generate_response: TokensResponse | None = None
+    generate_chunk: TokensChunk | None = None
+    stream_state: msgspec.Raw = ABSENT
+    prompt_tokens: int | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    chat_request: msgspec.Raw = ABSENT
+    context: str | None = None
+    """Ours: the digest of a context sent before, in place of ``chat_request`` and ``prompt_token_ids``."""
+
+
+class CompletionDerender(msgspec.Struct, kw_only=True):
+    """Completions: whole answers come one per prompt. ``prompt_tokens`` and ``prompt_token_ids`` are lists
+    per prompt when whole, a number and a list of IDs when streaming."""
+
+    stream: bool = False
+    model: str | None = None
+    generate_responses: list[TokensResponse] | None = None
+    generate_chunk: TokensChunk | None = None
+    stream_state: msgspec.Raw = ABSENT
+    prompt_tokens: int | list[int] | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    completion_request: msgspec.Raw = ABSENT
+    context: str | None = None
+
+
+class StreamState(msgspec.Struct, kw_only=True):
+    """``stream_state`` on the wire: ``s`` is opaque (`derendering.state`)."""
+
+    v: int
+    s: str
+
+
+class PeerStreamState(msgspec.Struct, kw_only=True):
+    """vLLM's ``stream_state``. The parsed path keeps the whole output, the plain path a window of tokens."""
+
+    prev_tokens: list[str] = []
+    prefix_offset: int = 0
+    read_offset: int = 0
+    role_sent: bool = False
+    logprob_context_token_ids: list[int] = []
+    logprob_text_offset: int = 0
+    output_token_ids: list[int] = []
+    output_chunk_lens: list[int] = []
+    tools_streamed: bool = False
+    last_tool_call_ids: list[str] = []
+
+
+def given(raw: msgspec.Raw) -> bool:
+    """Whether a raw field was sent and is not null."""
+    return bytes(raw) not in (b"", b"null")

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.core.sse import DONE, SSEDecoder, StreamTooLarge
 from orchestrator.hops.errors import Failed, Garbled, HopError, Unreachable
-from orchestrator.hops.messages import EngineAnswer
+from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.prefill import GENERATE
 from orchestrator.hops.transport import Transport, encode, garbled, timeout_as_hop_error
 
@@ -86,10 +86,11 @@ class DecodeClient:
 def _read(url: str, payload: bytes) -> EngineAnswer:
     try:
         answer = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise garbled("decode", url, error) from error
-    if answer.error is not None:
-        detail = bytes(answer.error)[:2000].decode("utf-8", "replace")
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise garbled("decode", url, problem) from problem
+    error = present(answer.error)
+    if error is not None:
+        detail = bytes(error)[:2000].decode("utf-8", "replace")
         raise Failed("decode", "the decode engine failed", retry_safe=True, detail=detail, member=url)
     if len(answer.choices) > 1:
         raise Garbled("decode", "the decode engine answered several choices to a request for one", member=url)

@@ -36,14 +36,22 @@ class EngineChoice(msgspec.Struct):
 
 
 class EngineAnswer(msgspec.Struct):
-    """A generate reply or one chunk of its stream. ``error`` marks a stream that failed inside."""
+    """A generate reply or one chunk of its stream. ``error`` marks a stream that failed inside.
+
+    A ``Raw`` field is empty when absent (msgspec cannot hold a raw value or None); see ``present``.
+    """
 
     request_id: str = ""
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    prompt_logprobs: Raw | None = None
-    error: Raw | None = None
+    prompt_logprobs: Raw = Raw()
+    error: Raw = Raw()
+
+
+def present(raw: Raw) -> Raw | None:
+    """The field's JSON, or None when it is absent or null."""
+    return None if bytes(raw) in (b"", b"null") else raw
 
 
 class DerenderNotes(msgspec.Struct):

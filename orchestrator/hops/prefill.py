@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.hops.errors import HopName
-from orchestrator.hops.messages import EngineAnswer
+from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.transport import Transport, encode, garbled
 
 GENERATE = "/inference/v1/generate"
@@ -51,7 +51,7 @@ class PrefillClient:
             finish_reason=answer.choices[0].finish_reason if answer.choices else None,
             kv_params=answer.kv_transfer_params,
             cached_tokens=answer.usage.cached_tokens if answer.usage else None,
-            prompt_logprobs=answer.prompt_logprobs,
+            prompt_logprobs=present(answer.prompt_logprobs),
         )
 
 

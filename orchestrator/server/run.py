@@ -30,7 +30,7 @@ from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMac
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.derender import Context, Derendered, StreamState
 from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
-from orchestrator.hops.messages import EngineAnswer
+from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.pool.member import Member
 from render_tier.protocol.errors import ApiError
 
@@ -329,8 +329,7 @@ class Run:
             return
         if answer.usage is not None and answer.usage.cached_tokens is not None:
             self.cached_tokens = answer.usage.cached_tokens
-        if answer.prompt_logprobs is not None:
-            self.prompt_logprobs = answer.prompt_logprobs
+        self.prompt_logprobs = present(answer.prompt_logprobs) or self.prompt_logprobs
 
     async def _free(self, member: Member, request: dict[str, Any]) -> None:
         try:

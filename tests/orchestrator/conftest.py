@@ -1,0 +1,99 @@
+"""The orchestrator in the test's own event loop, behind a real uvicorn, in front of scripted tiers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from orchestrator.server.app import create_app
+from orchestrator.server.services import Services
+from orchestrator.settings import Settings, merged
+from tests.orchestrator.faults import Tier, serving
+
+QUICK: dict[str, Any] = {
+    # Faults are scripted, so nothing in these tests has to wait for a real timeout of seconds.
+    "server": {"grace": 2.0},
+    "timeouts": {"abort": 1.0, "cleanup": 1.0, "connect": 1.0},
+    "health": {"interval": 30.0},
+}
+
+
+@dataclass
+class Stack:
+    url: str
+    services: Services
+    render: Tier
+    prefill: list[Tier]
+    decode: list[Tier]
+    client: openai.AsyncOpenAI
+    http: httpx.AsyncClient
+    server: uvicorn.Server = field(repr=False)
+
+    async def settled(self) -> None:
+        """Wait until the orchestrator is idle; fails with what is left when it does not become so."""
+        integrity = self.services.integrity
+        for _ in range(400):
+            if integrity.idle:
+                break
+            await asyncio.sleep(0.01)
+        assert repr(integrity) == "<Integrity idle>", (
+            integrity,
+            self.services.exchanges,
+            self.services.supervisor,
+        )
+        assert not any(member.active for pool in self.services.pools for member in pool.members)
+
+
+Launch = Callable[..., Any]
+
+
+@asynccontextmanager
+async def launched(
+    *, prefill: int = 1, decode: int = 1, pace: float = 0.0, settings: dict[str, Any] | None = None
+) -> AsyncIterator[Stack]:
+    """``prefill=0`` is colocated mode."""
+    async with AsyncExitStack() as exits:
+        render = await exits.enter_async_context(serving(Tier("render")))
+        prefills = [await exits.enter_async_context(serving(Tier(f"p{i}"))) for i in range(prefill)]
+        decodes = [await exits.enter_async_context(serving(Tier(f"d{i}", pace))) for i in range(decode)]
+        members = {
+            "render": [render.url],
+            "prefill": [tier.url for tier in prefills],
+            "decode": [tier.url for tier in decodes],
+        }
+        config = Settings.model_validate(merged(merged(QUICK, settings or {}), {"members": members}))
+        app = create_app(config)
+        options = uvicorn.Config(
+            app, port=0, log_config=None, loop="none", ws="none", timeout_graceful_shutdown=2
+        )
+        server = uvicorn.Server(options)
+        serve = asyncio.create_task(server.serve())
+        while not server.started:
+            assert not serve.done(), serve.result()
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        services: Services = app.state.services
+        await services.check_health()
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
+        http = httpx.AsyncClient(base_url=url, timeout=30)
+        try:
+            yield Stack(url, services, render, prefills, decodes, client, http, server)
+        finally:
+            await client.close()
+            await http.aclose()
+            server.should_exit = True
+            await serve
+
+
+@pytest.fixture
+def launch() -> Launch:
+    return launched

@@ -1,0 +1,453 @@
+"""A fault injector: one aiohttp server that plays the render tier and the engines, and fails on purpose.
+
+It is scripted, not a simulation of quality: a prompt is one token per word, output token ``t`` reads ``t<id>
+``, and an engine sends tokens 100, 101, … It does keep the books that real engines keep and that matter here:
+which legs it saw, which KV it holds under a lease, whether params are used twice, which ids were aborted,
+which streams broke off.
+
+``tier.faults[path]`` is a list of faults for the next calls of that path, first in, first out; ``None`` lets
+one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from aiohttp import web
+
+GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Answer with this status and body instead."""
+
+    status: int
+    body: bytes = b'{"error":{"message":"scripted","type":"Scripted","param":null,"code":0}}'
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Never answer; ``after`` chunks of a stream have been sent before."""
+
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class HalfClose:
+    """Break the connection, ``after`` chunks into the answer."""
+
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """Send bytes that are not the protocol, ``after`` chunks into the answer."""
+
+    body: bytes = b"data: {not json\n\n"
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """An engine's error inside its stream, with status 200."""
+
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Prefill answers with these fields replaced; a stream ends with this finish reason."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
+
+
+Fault = Status | Stall | HalfClose | Garbage | ErrorEvent | Answer | None
+
+
+class Tier:
+    """``pace`` is the time between an engine's tokens, in seconds."""
+
+    def __init__(self, name: str = "tier", pace: float = 0.0) -> None:
+        self.name = name
+        self.pace = pace
+        self.url = ""
+        self.faults: dict[str, list[Fault]] = defaultdict(list)
+        self.requests: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.headers: dict[str, list[dict[str, str]]] = defaultdict(list)
+        self.aborted: list[str] = []
+        self.held: dict[str, list[int]] = {}
+        """KV by remote request id: the prompt it belongs to."""
+        self.broken_off: list[str] = []
+        """Generate legs whose connection the caller closed before the end."""
+        self.sent_tokens = 0
+        self.prefilled = asyncio.Event()
+        self.hold = asyncio.Event()
+        """Cleared by a test, engines and derender stop before their next answer until it is set."""
+        self.hold.set()
+        self.waiting = asyncio.Event()
+        """Somebody waits for ``hold``."""
+        self.healthy = True
+        self.stop_text_seen: list[str] = []
+
+    # ---- the books of a real engine ------------------------------------------------------------------------
+
+    def params(self, request_id: str) -> dict[str, Any]:
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [[1, 2]],
+            "remote_engine_id": self.name,
+            "remote_request_id": request_id,
+            "remote_host": "127.0.0.1",
+            "remote_port": 5600,
+            "tp_size": 1,
+            "remote_num_tokens": len(self.held[request_id]),
+        }
+
+    async def _pause(self) -> None:
+        if not self.hold.is_set():
+            self.waiting.set()
+            await self.hold.wait()
+
+    # ---- routes --------------------------------------------------------------------------------------------
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body, fault, early = await self._begin(request, GENERATE)
+        if early is not None:
+            return early
+        engine_id = f"generate-tokens-{body['request_id']}"
+        params = body.get("kv_transfer_params") or {}
+        sampling = body["sampling_params"]
+        if sampling.get("stop"):
+            return web.json_response(
+                {"error": {"message": "stop strings", "type": "BadRequestError"}}, status=400
+            )
+        try:
+            if not body["stream"]:
+                await self._pause()
+                return self._whole(body, engine_id, params, fault)
+            if params.get("do_remote_prefill"):
+                self._pull(params, body["token_ids"])
+            return await self._stream(request, body, engine_id, fault)
+        except (asyncio.CancelledError, ConnectionError):
+            self.broken_off.append(body["request_id"])
+            raise
+
+    peers: ClassVar[dict[str, Tier]] = {}
+    """By engine name: where a decode engine pulls from."""
+
+    def _pull(self, params: dict[str, Any], token_ids: list[int]) -> None:
+        """Consume the KV as a decode engine does. Everything a real one would answer wrongly fails the
+        test."""
+        source = self.peers[params["remote_engine_id"]]
+        held = source.held.pop(params["remote_request_id"])
+        assert held == token_ids, "the decode prompt differs from what was prefilled"
+
+    def _whole(
+        self, body: dict[str, Any], engine_id: str, params: dict[str, Any], fault: Fault
+    ) -> web.StreamResponse:
+        sampling = body["sampling_params"]
+        tokens = [100 + i for i in range(sampling["max_tokens"])]
+        answer: dict[str, Any] = {
+            "request_id": engine_id,
+            "choices": [{"index": 0, "token_ids": tokens, "finish_reason": "length", "stop_reason": None}],
+            "usage": {
+                "prompt_tokens": len(body["token_ids"]),
+                "completion_tokens": len(tokens),
+                "total_tokens": 0,
+                "prompt_tokens_details": {"cached_tokens": 3},
+            },
+            "kv_transfer_params": None,
+        }
+        if sampling.get("prompt_logprobs") is not None:
+            answer["prompt_logprobs"] = [None, {"7": {"logprob": -1.5, "rank": 1}}]
+        if params.get("do_remote_decode"):
+            assert sampling["max_tokens"] == 1
+            assert sampling["ignore_eos"] is True
+            self.held[engine_id] = body["token_ids"]
+            answer["kv_transfer_params"] = self.params(engine_id)
+            self.prefilled.set()
+        elif params.get("do_remote_prefill"):
+            self._pull(params, body["token_ids"])
+        if isinstance(fault, Answer):
+            answer |= fault.fields
+            if fault.finish_reason is not None:
+                answer["choices"][0]["finish_reason"] = fault.finish_reason
+        return web.json_response(answer)
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], engine_id: str, fault: Fault
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        count = body["sampling_params"]["max_tokens"]
+        first = 100 + 1000 * (body["sampling_params"].get("seed") or 0)
+        reason = fault.finish_reason if isinstance(fault, Answer) else None
+        for i in range(count + 1):
+            await self._pause()
+            if fault is not None and not isinstance(fault, Answer | Status) and fault.after == i:
+                if isinstance(fault, Stall):
+                    await asyncio.Event().wait()
+                elif isinstance(fault, HalfClose):
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return response
+                elif isinstance(fault, Garbage):
+                    await response.write(fault.body)
+                else:
+                    await response.write(b'data: {"error":{"message":"EngineCore: secrets","code":500}}\n\n')
+                    await response.write(b"data: [DONE]\n\n")
+                    return response
+            if i == count:
+                break
+            if self.pace:
+                await asyncio.sleep(self.pace)
+            choice: dict[str, Any] = {
+                "index": 0,
+                "token_ids": [first + i],
+                "finish_reason": (reason or "length") if i == count - 1 else None,
+                "stop_reason": None,
+                "logprobs": None,
+            }
+            if body["sampling_params"].get("logprobs") is not None:
+                top = [{"token_id": first + i, "logprob": -0.5, "rank": 1}]
+                entry = {"token_id": first + i, "logprob": -0.5, "rank": 1, "top_logprobs": top}
+                choice["logprobs"] = {"content": [entry]}
+            self.sent_tokens += 1
+            await self._event(response, {"request_id": engine_id, "choices": [choice], "usage": None})
+        usage = {
+            "prompt_tokens": len(body["token_ids"]),
+            "completion_tokens": count,
+            "total_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": 5},
+        }
+        await self._event(response, {"request_id": engine_id, "choices": [], "usage": usage})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def abort(self, request: web.Request) -> web.StreamResponse:
+        self.aborted += (await request.json())["request_ids"]
+        return web.Response()
+
+    async def render(self, request: web.Request) -> web.StreamResponse:
+        body, _, early = await self._begin(request, request.path)
+        if early is not None:
+            return early
+        await self._pause()
+        if request.path.startswith(CHAT):
+            if not body.get("messages"):
+                error = {
+                    "message": "messages is empty",
+                    "type": "BadRequestError",
+                    "param": "messages",
+                    "code": 400,
+                }
+                return web.json_response({"error": error}, status=400)
+            return web.json_response(
+                self._rendered(body, " ".join(m["content"] for m in body["messages"]), None)
+            )
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        return web.json_response([self._rendered(body, prompt, 16) for prompt in prompts])
+
+    def _rendered(self, body: dict[str, Any], text: str, default_max: int | None) -> dict[str, Any]:
+        stop = body.get("stop") or []
+        sampling: dict[str, Any] = {
+            "temperature": body.get("temperature", 1.0),
+            "stop": [stop] if isinstance(stop, str) else stop,
+            "stop_token_ids": [2],
+            "max_tokens": body.get("max_tokens") or default_max or 8,
+            "extra_args": {"kv_transfer_params": {"do_remote_prefill": True}, "kept": 1},
+        }
+        for name in (
+            "n",
+            "seed",
+            "logprobs",
+            "prompt_logprobs",
+            "min_tokens",
+            "structured_outputs",
+            "bad_words",
+        ):
+            if body.get(name) is not None:
+                sampling[name] = body[name]
+        if sampling["max_tokens"] == 16:
+            # Renderers that leave out defaults leave out this one.
+            del sampling["max_tokens"]
+        return {
+            "request_id": "client-chosen",
+            "token_ids": [len(word) for word in text.split()],
+            "sampling_params": sampling,
+            "model": body.get("model"),
+            "stream": bool(body.get("stream")),
+            "stream_options": body.get("stream_options"),
+            "cache_salt": body.get("cache_salt"),
+            "unknown_field": {"kept": [1, 2.5, "x"]},
+        }
+
+    async def derender(self, request: web.Request) -> web.StreamResponse:
+        body, _, early = await self._begin(request, request.path)
+        if early is not None:
+            return early
+        await self._pause()
+        chat = request.path.startswith(CHAT)
+        if not body.get("stream"):
+            return self._derender_whole(body, chat)
+        state = json.loads(body["stream_state"]["s"]) if body.get("stream_state") else {"n": 0}
+        name = "chat_request" if chat else "completion_request"
+        if state["n"] == 0:
+            assert body.get(name) is not None
+            assert body.get("prompt_token_ids")
+            state["stop"] = body[name].get("stop") or []
+        elif self.forget_contexts and body.get("context"):
+            self.forget_contexts = False
+            error = {"message": "send it again", "type": "ContextRequiredError", "param": None, "code": 409}
+            return web.json_response({"error": error}, status=409)
+        chunk = body["generate_chunk"]
+        choice = chunk["choices"][0]
+        text, finish, stop_reason = "", choice["finish_reason"], None
+        for token in choice["token_ids"]:
+            piece = f"t{token} "
+            state["n"] += 1
+            if piece.strip() in state["stop"]:
+                finish, stop_reason = "stop", piece.strip()
+                self.stop_text_seen.append(piece)
+                break
+            text += piece
+        delta: dict[str, Any] = {"delta": {"role": "assistant", "content": text}} if chat else {"text": text}
+        out = {
+            "id": chunk["request_id"],
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": chunk["created"],
+            "model": body["model"] or "scripted",
+            "choices": [
+                {
+                    "index": choice["index"],
+                    **delta,
+                    "logprobs": choice["logprobs"],
+                    "finish_reason": finish,
+                    "stop_reason": stop_reason,
+                }
+            ],
+            "usage": None,
+        }
+        if chunk.get("prompt_token_ids"):
+            out["prompt_token_ids"] = chunk["prompt_token_ids"]
+            out["choices"][0]["token_ids"] = choice["token_ids"]
+        notes = {"context": "digest", "completion_tokens": state["n"], "reasoning_tokens": 0,
+                 "empty": not text and not finish}  # fmt: skip
+        return web.json_response(
+            {"chunk": out, "stream_state": {"v": 1, "s": json.dumps(state)}, "derender": notes}
+        )
+
+    forget_contexts = False
+    """Answer the next call that names its context with 409."""
+
+    def _derender_whole(self, body: dict[str, Any], chat: bool) -> web.StreamResponse:
+        replies = [body["generate_response"]] if chat else body["generate_responses"]
+        stop = body["chat_request" if chat else "completion_request"].get("stop") or []
+        choices = []
+        completion = 0
+        for reply in replies:
+            for choice in reply["choices"]:
+                words = [f"t{token}" for token in choice["token_ids"]]
+                cut = min((words.index(s) for s in stop if s in words), default=None)
+                if cut is not None:
+                    choice["finish_reason"], choice["stop_reason"], words = "stop", words[cut], words[:cut]
+                completion += len(words) + (cut is not None)
+                text = "".join(word + " " for word in words)
+                content: dict[str, Any] = {"message": {"role": "assistant", "content": text}}
+                choices.append(
+                    {
+                        "index": len(choices),
+                        **(content if chat else {"text": text}),
+                        "finish_reason": choice["finish_reason"],
+                        "stop_reason": choice["stop_reason"],
+                        "logprobs": choice["logprobs"],
+                    }
+                )
+        prompt = body["prompt_tokens"] if chat else sum(body["prompt_tokens"])
+        return web.json_response(
+            {
+                "id": replies[0]["request_id"],
+                "object": "chat.completion" if chat else "text_completion",
+                "created": 1,
+                "model": body["model"] or "scripted",
+                "choices": choices,
+                "prompt_token_ids": replies[0]["prompt_token_ids"],
+                "prompt_logprobs": replies[0]["prompt_logprobs"],
+                "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": 0},
+            }
+        )
+
+    async def models(self, _request: web.Request) -> web.StreamResponse:
+        return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+
+    async def health(self, _request: web.Request) -> web.StreamResponse:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _begin(
+        self, request: web.Request, path: str
+    ) -> tuple[dict[str, Any], Fault, web.StreamResponse | None]:
+        body = await request.json()
+        self.requests[path].append(body)
+        self.headers[path].append({name.lower(): value for name, value in request.headers.items()})
+        faults = self.faults[path]
+        fault = faults.pop(0) if faults else None
+        streaming = path == GENERATE and body["stream"]
+        early: web.StreamResponse | None = None
+        if isinstance(fault, Status):
+            early = web.Response(body=fault.body, status=fault.status, content_type="application/json")
+        elif not streaming and isinstance(fault, Stall):
+            self.waiting.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if path == GENERATE:
+                    self.broken_off.append(body["request_id"])
+                raise
+        elif not streaming and isinstance(fault, HalfClose):
+            assert request.transport is not None
+            request.transport.abort()
+            early = web.Response()
+        elif not streaming and isinstance(fault, Garbage):
+            early = web.Response(body=fault.body, content_type="application/json")
+        return body, fault, early
+
+    @staticmethod
+    async def _event(response: web.StreamResponse, message: dict[str, Any]) -> None:
+        await response.write(b"data: " + json.dumps(message).encode() + b"\n\n")
+
+
+@asynccontextmanager
+async def serving(tier: Tier) -> AsyncIterator[Tier]:
+    """The tier on a port of the system's choice."""
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post(GENERATE, tier.generate)
+    app.router.add_post(ABORT, tier.abort)
+    for path in (CHAT, COMPLETIONS):
+        app.router.add_post(f"{path}/render", tier.render)
+        app.router.add_post(f"{path}/derender", tier.derender)
+    app.router.add_get("/v1/models", tier.models)
+    app.router.add_get("/health", tier.health)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    tier.url = f"http://{host}:{port}"
+    Tier.peers[tier.name] = tier
+    try:
+        yield tier
+    finally:
+        Tier.peers.pop(tier.name)
+        await runner.cleanup()

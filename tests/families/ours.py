@@ -1,0 +1,114 @@
+"""Our parser behind the same interface as the vLLM runner: a case in, the message out, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, Text
+from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.grammar import Grammar
+from render_tier.core.machine import Machine, MachineOptions
+from render_tier.core.table import Region
+from tests.families.tokenization import CorpusTokenizer, tokenizer_of
+
+
+@dataclass
+class ParsedCall:
+    name: str
+    arguments: str = ""
+    complete: bool | None = None
+    """None while the call has not ended."""
+
+
+@dataclass
+class ParsedMessage:
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ParsedCall] = field(default_factory=list)
+    finish_reason: str = "stop"
+
+    def add(self, event: Event) -> None:
+        """Fold one event in, holding it to what every stream must keep."""
+        match event:
+            case Text(region=Region.REASONING, text=text):
+                self.reasoning += text
+            case Text(text=text):
+                self.content += text
+            case CallStart(index=index, name=name):
+                assert index == len(self.calls), "call indexes count up"
+                self.calls.append(ParsedCall(name))
+            case CallArguments(index=index, text=text):
+                assert index == len(self.calls) - 1, "arguments belong to the last call"
+                assert self.calls[index].complete is None, "no arguments after the end of a call"
+                self.calls[index].arguments += text
+            case CallEnd(index=index, complete=complete):
+                assert self.calls[index].complete is None, "a call ends once"
+                self.calls[index].complete = complete
+
+
+def parse_whole(case: dict[str, Any]) -> ParsedMessage:
+    """The message of an output fed at once."""
+    return parse_stream(case, [])
+
+
+def parse_stream(case: dict[str, Any], chunking: Sequence[int] | int) -> ParsedMessage:
+    """The message of an output fed in chunks: token counts (the last chunk takes the rest), or n a chunk."""
+    tokenizer = tokenizer_of(case)
+    ids = tokenizer.encode(case["output_text"])
+    machine = machine_of(case, tokenizer)
+    message = ParsedMessage()
+    for chunk in chunks(ids, chunking):
+        for event in machine.feed(chunk):
+            message.add(event)
+    for event in machine.finish():
+        message.add(event)
+    message.finish_reason = finish_reason(case, message)
+    return message
+
+
+def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
+    """A machine as the derenderer would set it up for this case."""
+    reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
+    if not case.get("tools") or case.get("tool_choice") == "none":
+        tools = None
+    grammar = grammar_of(reasoning, tools, tokenizer)
+    prompt = None
+    if grammar.reasoning is not None:
+        ids = tokenizer.encode(case.get("prompt_tail") or "")
+        prompt = prompt_reasoning(grammar.reasoning, ids, tokenizer.vocabulary)
+        kwargs = case.get("chat_template_kwargs") or {}
+        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
+            prompt = False
+    return Machine(grammar, MachineOptions(), prompt)
+
+
+@cache
+def grammar_of(reasoning: str | None, tools: str | None, tokenizer: CorpusTokenizer) -> Grammar:
+    """The grammar of two parser names for one tokenizer."""
+    return Grammar(
+        reasoning_format(reasoning) if reasoning else None,
+        tool_format(tools) if tools else PLAIN,
+        tokenizer.vocabulary,
+    )
+
+
+def chunks(ids: Sequence[int], chunking: Sequence[int] | int) -> Iterator[Sequence[int]]:
+    if isinstance(chunking, int):
+        size = chunking or max(1, len(ids))
+        yield from (ids[at : at + size] for at in range(0, len(ids), size))
+        return
+    at = 0
+    for size in chunking:
+        yield ids[at : at + size]
+        at += size
+    yield ids[at:]
+
+
+def finish_reason(case: dict[str, Any], message: ParsedMessage) -> str:
+    """The corpus's rule: tool_calls when a call is returned with auto or required and the engine stopped."""
+    engine: str = case.get("finish_reason") or "stop"
+    called = bool(message.calls) and not isinstance(case.get("tool_choice"), dict)
+    return "tool_calls" if called and engine == "stop" else engine

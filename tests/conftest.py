@@ -67,3 +67,9 @@ def qwen3_dir() -> Path:
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct: tokenizer and real weights."""
     return _model_directory("smollm2")
+
+
+@pytest.fixture(scope="session")
+def llama3_1_dir() -> Path:
+    """The Llama 3.1 tokenizer, no weights: the recordings of a model without parsers were made with it."""
+    return _model_directory("llama3_1")

@@ -1,0 +1,92 @@
+"""The POST endpoints as functions from a body to a reply; `hot_routes` puts them on the wire.
+
+Each runs to completion on one thread, on the event loop for a small body or in a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
+from render_tier.protocol.validation import decode_object
+from render_tier.server.metrics import Metrics
+from render_tier.server.replies import Reply
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+
+FINGERPRINT_HEADER = b"x-render-fingerprint"
+PoolName = Literal["render", "derender"]
+Handler = Callable[[Service, bytes, str | None], Reply]
+"""Service, body, ``X-Request-Id`` → reply. Raises ApiError."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    path: str
+    pool: PoolName
+    handle: Handler
+    summary: str
+
+
+def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]:
+    """The endpoints by path."""
+
+    def render_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
+        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        generate = service.renderer.chat(request, request_id=request_id)
+        _count_prompt(metrics, len(generate.token_ids))
+        return _rendered(service, msgspec.json.encode(generate))
+
+    def render_completions(service: Service, body: bytes, request_id: str | None) -> Reply:
+        request = CompletionRequest.parse(
+            decode_object(body), max_stop_strings=settings.max_stop_strings, max_prompts=settings.max_prompts
+        )
+        generate = service.renderer.completions(request, request_id=request_id)
+        for one in generate:
+            _count_prompt(metrics, len(one.token_ids))
+        return _rendered(service, msgspec.json.encode(generate))
+
+    def derender_chat(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.chat(body))
+
+    def derender_completions(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.completions(body))
+
+    def tokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, msgspec.json.encode(service.renderer.tokenize(parse_tokenize(decode_object(body)))))
+
+    def detokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(
+            200, msgspec.json.encode(service.renderer.detokenize(parse_detokenize(decode_object(body))))
+        )
+
+    endpoints = (
+        Endpoint("/v1/chat/completions/render", "render", render_chat, "Chat request to GenerateRequest"),
+        Endpoint(
+            "/v1/completions/render", "render", render_completions, "Completions request to GenerateRequests"
+        ),
+        Endpoint(
+            "/v1/chat/completions/derender", "derender", derender_chat, "Token IDs to a chat answer or chunk"
+        ),
+        Endpoint(
+            "/v1/completions/derender", "derender", derender_completions, "Token IDs to a completion or chunk"
+        ),
+        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs"),
+        Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
+    )
+    return {endpoint.path: endpoint for endpoint in endpoints}
+
+
+def _rendered(service: Service, body: bytes) -> Reply:
+    return Reply(200, body, ((FINGERPRINT_HEADER, service.assets.fingerprint.encode()),))
+
+
+def _count_prompt(metrics: Metrics, length: int) -> None:
+    metrics.prompt_tokens.inc(length)
+    metrics.prompt_length.observe(length)

@@ -1,0 +1,139 @@
+"""Pure ASGI dispatch of the POST endpoints, in front of the FastAPI app that answers everything else.
+
+Bodies are read raw, within a size and a time; nothing of a request is parsed before its endpoint does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
+from render_tier.server.endpoints import Endpoint
+from render_tier.server.pools import Overloaded
+from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
+from render_tier.server.runtime import Runtime
+from render_tier.settings import Settings
+
+log = structlog.get_logger()
+CLOSE = (b"connection", b"close")
+"""For replies sent before the body was read: the rest of it must not be taken for the next request."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection while its body was read."""
+
+
+class HotRoutes:
+    def __init__(
+        self, inner: ASGIApp, endpoints: Mapping[str, Endpoint], runtime: Runtime, settings: Settings
+    ) -> None:
+        self._inner = inner
+        self._endpoints = endpoints
+        self._runtime = runtime
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None:
+            await self._inner(scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await METHOD_NOT_ALLOWED.send(send)
+            return
+        try:
+            reply = await self._answer(endpoint, dict(scope["headers"]), receive)
+        except ClientGone:
+            return
+        await reply.send(send)
+
+    async def _answer(self, endpoint: Endpoint, headers: dict[bytes, bytes], receive: Receive) -> Reply:
+        read_all = False
+        try:
+            _check_content_type(headers)
+            self._admit()
+            body = await self._read_body(headers, receive)
+            read_all = True
+            service = self._runtime.service
+            if service is None:
+                raise Overloaded("the model is loading", retry_after=1)
+            request_id = _request_id(headers)
+
+            def work() -> Reply:
+                return endpoint.handle(service, body, request_id)
+
+            if len(body) <= self._settings.inline_body_bytes:
+                return work()
+            return await self._runtime.pools[endpoint.pool].run(work)
+        except ApiError as error:
+            return error_reply(error, *(() if read_all else (CLOSE,)))
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("request_failed", route=endpoint.path)
+            return error_reply(ApiError("Internal server error"))
+
+    def _admit(self) -> None:
+        if self._runtime.in_flight > self._settings.max_concurrency:
+            self._runtime.metrics.refused.labels("concurrency").inc()
+            raise Overloaded("too many requests in progress", retry_after=1)
+
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limit = self._settings.max_body_bytes
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        message = await self._receive(receive)
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
+        pieces, size = [body], len(body)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout):
+                while message.get("more_body", False):
+                    message = await self._receive(receive)
+                    piece = message.get("body", b"")
+                    size += len(piece)
+                    if size > limit:
+                        raise _too_large(limit)
+                    pieces.append(piece)
+        except TimeoutError:
+            raise _too_slow() from None
+        return b"".join(pieces)
+
+    async def _receive(self, receive: Receive) -> Message:
+        try:
+            async with asyncio.timeout(self._settings.body_timeout):
+                message = await receive()
+        except TimeoutError:
+            raise _too_slow() from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the request body is larger than {limit} bytes")
+
+
+def _too_slow() -> ApiError:
+    return ApiError("the request body did not arrive in time", status=408, type="RequestTimeoutError")
+
+
+def _check_content_type(headers: Mapping[bytes, bytes]) -> None:
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if media_type != b"application/json":
+        raise BadRequest(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            type="Bad Request",
+        )
+
+
+def _request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    given = headers.get(b"x-request-id")
+    return given.decode("latin-1") if given else None

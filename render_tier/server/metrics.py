@@ -1,0 +1,107 @@
+"""What the render tier measures, in Prometheus' terms.
+
+Labels are few and bounded: routes come from the route table, never from the request's path.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+MULTIPROCESS_DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""Set by the master before the workers fork; each worker then writes its own file there."""
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True)
+class Metrics:
+    registry: CollectorRegistry
+    requests: Counter
+    duration: Histogram
+    in_flight: Gauge
+    refused: Counter
+    prompt_tokens: Counter
+    prompt_length: Histogram
+    queue_wait: Histogram
+    queue_depth: Gauge
+    ready: Gauge
+    info: Gauge
+
+    def exposition(self) -> bytes:
+        """The text format; with several workers, the sum over all of them."""
+        if MULTIPROCESS_DIRECTORY not in os.environ:
+            return generate_latest(self.registry)
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        merged = CollectorRegistry()
+        MultiProcessCollector(merged)  # type: ignore[no-untyped-call]
+        return generate_latest(merged)
+
+
+def build_metrics() -> Metrics:
+    """A fresh set in a registry of its own."""
+    registry = CollectorRegistry()
+    return Metrics(
+        registry=registry,
+        requests=Counter(
+            "render_tier_requests_total", "Answered requests.", ["route", "status"], registry=registry
+        ),
+        duration=Histogram(
+            "render_tier_request_seconds",
+            "From the request's head to the answer's last byte.",
+            ["route"],
+            buckets=SECONDS,
+            registry=registry,
+        ),
+        in_flight=Gauge(
+            "render_tier_in_flight",
+            "Requests in progress.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        ),
+        refused=Counter(
+            "render_tier_refused_total", "Requests refused for load.", ["reason"], registry=registry
+        ),
+        prompt_tokens=Counter(
+            "render_tier_prompt_tokens_total", "Rendered prompt tokens.", registry=registry
+        ),
+        prompt_length=Histogram(
+            "render_tier_prompt_length_tokens",
+            "Length of rendered prompts.",
+            buckets=TOKENS,
+            registry=registry,
+        ),
+        queue_wait=Histogram(
+            "render_tier_queue_wait_seconds",
+            "How long requests waited for a thread.",
+            ["pool"],
+            buckets=SECONDS,
+            registry=registry,
+        ),
+        queue_depth=Gauge(
+            "render_tier_queue_depth",
+            "Requests that wait for a thread.",
+            ["pool"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        ),
+        ready=Gauge(
+            "render_tier_ready",
+            "1 once the model is loaded and warm.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        ),
+        info=Gauge(
+            "render_tier_info",
+            "Version and model fingerprint.",
+            ["version", "fingerprint"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        ),
+    )

@@ -1,0 +1,118 @@
+"""Running the application: one process under uvicorn, or several under gunicorn that share the model."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from typing import Any
+
+import structlog
+import uvicorn
+from uvicorn_worker import UvicornWorker
+
+from render_tier.server.app import RenderApp, create_app
+from render_tier.server.metrics import MULTIPROCESS_DIRECTORY
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+
+log = structlog.get_logger()
+EXIT_LOAD_FAILED = 1
+WORKER_SILENCE = 120
+"""Seconds without a sign of life after which gunicorn replaces a worker; longer than any one render."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve until told to stop (SIGTERM, SIGINT); requests in progress are finished first. Returns the exit
+    code."""
+    log.info("settings", digest=settings.digest(), **settings.shown())
+    if settings.workers > 1:
+        return _serve_many(settings)
+    return _serve_one(settings)
+
+
+def _server_options(settings: Settings) -> dict[str, Any]:
+    return {
+        "loop": "uvloop",
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "on",
+        "access_log": False,
+        "server_header": False,
+        "timeout_keep_alive": settings.keep_alive_timeout,
+        "timeout_graceful_shutdown": settings.shutdown_timeout,
+    }
+
+
+def _serve_one(settings: Settings) -> int:
+    def stop(_: Exception) -> None:
+        server.should_exit = True
+
+    app = create_app(settings, on_failure=stop)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        uds=settings.uds,
+        log_config=None,
+        **_server_options(settings),
+    )
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    address = settings.uds or f"http://{settings.host}:{socket.getsockname()[1]}"
+    log.info("listening", address=address, pid=os.getpid())
+    server.run(sockets=[socket])
+    return EXIT_LOAD_FAILED if app.runtime.failure is not None else 0
+
+
+class RenderWorker(UvicornWorker):  # type: ignore[misc]
+    """gunicorn's worker process; its options are set once in the master, before the workers exist."""
+
+    CONFIG_KWARGS: dict[str, Any] = {}  # noqa: RUF012  (the base class's own protocol)
+
+
+def _forget_worker(_arbiter: object, worker: UvicornWorker) -> None:
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+
+
+def _serve_many(settings: Settings) -> int:
+    # gunicorn and the metrics directory are of no concern to the single process.
+    from gunicorn.app.base import BaseApplication
+
+    with tempfile.TemporaryDirectory(prefix="render-tier-metrics-") as directory:
+        os.environ[MULTIPROCESS_DIRECTORY] = directory
+        service = Service.load(settings)
+        app = create_app(settings, preloaded=service)
+        # What the workers share must not be touched by their collectors, or its pages are copied.
+        gc.collect()
+        gc.freeze()
+        RenderWorker.CONFIG_KWARGS = _server_options(settings)
+        options = {
+            "bind": f"unix:{settings.uds}" if settings.uds else f"{settings.host}:{settings.port}",
+            "workers": settings.workers,
+            "worker_class": RenderWorker,
+            "preload_app": True,
+            "graceful_timeout": settings.shutdown_timeout,
+            "timeout": WORKER_SILENCE,
+            "loglevel": settings.log_level,
+            "logger_class": "render_tier.server.gunicorn_logs.PropagatingLogger",
+            "control_socket_disable": True,
+            "child_exit": _forget_worker,
+        }
+
+        class Gunicorn(BaseApplication):  # type: ignore[misc]
+            def load_config(self) -> None:
+                for name, value in options.items():
+                    if name in self.cfg.settings:
+                        self.cfg.set(name, value)
+
+            def load(self) -> RenderApp:
+                return app
+
+        try:
+            Gunicorn().run()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+    return 0

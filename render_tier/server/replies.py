@@ -1,0 +1,35 @@
+"""Plain ASGI replies for the hot routes and for errors: no response objects, no serialisation twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Send
+
+from render_tier.protocol.errors import ApiError
+from render_tier.server.pools import Overloaded
+
+RawHeaders = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def send(self, send: Send) -> None:
+        headers: RawHeaders = [JSON, (b"content-length", str(len(self.body)).encode()), *self.headers]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def error_reply(error: ApiError, *extra: tuple[bytes, bytes]) -> Reply:
+    if isinstance(error, Overloaded):
+        extra = (*extra, (b"retry-after", str(error.retry_after).encode()))
+    return Reply(error.status, error.encode(), extra)
+
+
+METHOD_NOT_ALLOWED = Reply(405, b'{"detail":"Method Not Allowed"}', ((b"allow", b"POST"),))
+UNAUTHORIZED = Reply(401, b'{"error":"Unauthorized"}')

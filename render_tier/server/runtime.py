@@ -1,0 +1,100 @@
+"""What one process holds while it serves: the service once loaded, its pools, and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from render_tier import __version__
+from render_tier.model import ModelLoadError
+from render_tier.protocol.errors import ApiError
+from render_tier.server.endpoints import PoolName
+from render_tier.server.metrics import Metrics
+from render_tier.server.pools import WorkPool
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+
+log = structlog.get_logger()
+
+
+class Runtime:
+    """Ready when ``service`` is set. A failed load calls ``on_failure`` and leaves the process not ready."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        preloaded: Service | None = None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.service: Service | None = None
+        self.failure: Exception | None = None
+        self.pools: dict[PoolName, WorkPool] = {}
+        self.in_flight = 0
+        self._preloaded = preloaded
+        self._on_failure = on_failure
+        self._loading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Open the pools and begin to load; returns at once, so that the process answers while it loads."""
+        names: tuple[PoolName, ...] = ("render", "derender")
+        self.pools = {
+            name: WorkPool(
+                name,
+                threads=self.settings.renderer_num_workers,
+                max_queue=self.settings.max_queue,
+                metrics=self.metrics,
+            )
+            for name in names
+        }
+        self._loading = asyncio.create_task(self._load())
+
+    async def stop(self) -> None:
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+        for pool in self.pools.values():
+            await asyncio.to_thread(pool.close)
+        self.service = None
+        self.metrics.ready.set(0)
+
+    @property
+    def saturated(self) -> bool:
+        return any(pool.saturated for pool in self.pools.values())
+
+    @property
+    def pending(self) -> int:
+        """Jobs in the pools; zero when idle."""
+        return sum(pool.pending for pool in self.pools.values())
+
+    async def _load(self) -> None:
+        try:
+            service = self._preloaded
+            if service is None:
+                service = await asyncio.to_thread(Service.load, self.settings)
+            await asyncio.to_thread(service.warm_up)
+        except (ModelLoadError, ApiError) as error:
+            log.error("load_failed", model=self.settings.model, reason=str(error))
+            self.failure = error
+            self._on_failure(error)
+            return
+        except Exception as error:
+            log.exception("load_failed", model=self.settings.model)
+            self.failure = error
+            self._on_failure(error)
+            return
+        self.service = service
+        self.metrics.ready.set(1)
+        self.metrics.info.labels(__version__, service.assets.fingerprint).set(1)
+        log.info(
+            "ready",
+            model=self.settings.model,
+            served_names=service.assets.served_names,
+            fingerprint=service.assets.fingerprint,
+            max_model_len=service.assets.max_model_len,
+            vocab_size=service.assets.vocab_size,
+        )

@@ -1,0 +1,90 @@
+"""The model in service: loaded once, warmed up, then shared by every request of the process."""
+
+from __future__ import annotations
+
+import structlog
+
+from render_tier.derendering import Derenderer, DerenderSettings
+from render_tier.model import ModelAssets, load_assets
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.errors import ApiError
+from render_tier.rendering.renderer import Renderer
+from render_tier.rendering.settings import RenderSettings
+from render_tier.settings import Settings
+
+log = structlog.get_logger()
+
+
+class Service:
+    def __init__(self, settings: Settings, assets: ModelAssets) -> None:
+        """Compiles the templates. Raises ApiError when one of them does not compile."""
+        self.assets = assets
+        self.renderer = Renderer(assets, _render_settings(settings))
+        self.derenderer = Derenderer(assets, _derender_settings(settings))
+
+    @classmethod
+    def load(cls, settings: Settings) -> Service:
+        """Raises ModelLoadError. Encodes nothing, so a process may fork afterwards."""
+        assets = load_assets(
+            settings.model,
+            served_names=settings.served_model_name,
+            max_model_len=settings.max_model_len,
+            chat_template=settings.chat_template,
+            generation_config=settings.generation_config,
+            override_generation_config=settings.override_generation_config,
+            revision=settings.revision,
+            reasoning_parser=settings.reasoning_parser,
+            tool_parser=_render_settings(settings).tool_parser,
+        )
+        return cls(settings, assets)
+
+    def warm_up(self) -> None:
+        """Pay for first-use costs (regexes, caches) before the first client does.
+
+        A template that refuses the probe is no reason not to serve.
+        """
+        try:
+            self.renderer.completions(CompletionRequest.parse({"prompt": "warm up", "max_tokens": 1}))
+            if self.assets.chat_template is not None:
+                probe = {"messages": [{"role": "user", "content": "warm up"}], "max_tokens": 1}
+                self.renderer.chat(ChatCompletionRequest.parse(probe))
+        except ApiError as error:
+            log.warning("warm_up_refused", reason=error.message)
+
+
+def _render_settings(settings: Settings) -> RenderSettings:
+    return RenderSettings(
+        reasoning_parser=settings.reasoning_parser,
+        tool_call_parser=settings.tool_call_parser,
+        enable_auto_tool_choice=settings.enable_auto_tool_choice,
+        exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
+        tool_strict_level=settings.tool_strict_level,
+        chat_template_content_format=settings.chat_template_content_format,
+        trust_request_chat_template=settings.trust_request_chat_template,
+        default_chat_template_kwargs=settings.default_chat_template_kwargs,
+        strict_history=settings.strict_history,
+        max_logprobs=settings.max_logprobs,
+        max_stop_strings=settings.max_stop_strings,
+        max_choices=settings.max_choices,
+        max_prompts=settings.max_prompts,
+        max_template_seconds=settings.max_template_seconds,
+        max_template_chars=settings.max_template_chars,
+    )
+
+
+def _derender_settings(settings: Settings) -> DerenderSettings:
+    return DerenderSettings(
+        reasoning_parser=settings.reasoning_parser,
+        tool_parser=_render_settings(settings).tool_parser,
+        default_chat_template_kwargs=settings.default_chat_template_kwargs,
+        tool_choice_none=settings.tool_choice_none,
+        stop_scope=settings.stop_scope,
+        max_logprobs=settings.max_logprobs,
+        max_choices=settings.max_choices,
+        max_stop_strings=settings.max_stop_strings,
+        max_prompts=settings.max_prompts,
+        context_cache_entries=settings.context_cache_entries,
+        max_state_bytes=settings.max_state_bytes,
+        state_key=settings.state_key.encode(),
+    )

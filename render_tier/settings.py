@@ -1,0 +1,144 @@
+"""Every setting of the render tier in one frozen object; unknown keys are refused.
+
+The same names are command-line flags (``--max-model-len``) and keys of a ``--config`` TOML file
+(``max_model_len``); ``deploy/render-tier.example.toml`` lists them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
+from render_tier.core.machine import StopScope
+
+MIB = 1024 * 1024
+SECRET = "***"
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True
+    )
+
+    model: str
+    """Directory or hub name."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may use; the model as given when none."""
+    revision: str | None = None
+    """Revision of a hub model."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Positions of prompt and output together; from the model's configuration when not given."""
+    generation_config: str = "auto"
+    """Sampling defaults: "auto" (the model's own), "vllm" (none), or a directory."""
+    override_generation_config: dict[str, Any] = {}
+    """Values laid over the generation config (JSON)."""
+
+    chat_template: str | None = None
+    """A file, or the template itself."""
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
+    """How message content reaches the template."""
+    default_chat_template_kwargs: dict[str, Any] = {}
+    """Template variables that requests may override (JSON)."""
+    trust_request_chat_template: bool = False
+    """Let requests bring their own template."""
+    reasoning_parser: str | None = None
+    """How the model writes its reasoning."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls."""
+    enable_auto_tool_choice: bool = False
+    """Let the model decide on tool calls; needs a tool call parser."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Leave tools out of the prompt when tool_choice is "none"."""
+    tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
+    """What of a tool call engines are told to enforce under tool_choice "auto"."""
+    strict_history: bool = False
+    """Refuse malformed tool arguments in the history instead of reading them as {}."""
+    max_logprobs: int = Field(default=20, ge=-1)
+    """Most logprobs per token; -1 for no limit."""
+    tool_choice_none: Literal["keep", "drop"] = "keep"
+    """What becomes of a call that the model writes although tool_choice is "none": text, or nothing."""
+    stop_scope: StopScope = "all"
+    """Where stop strings are looked for: in reasoning too, or in content only."""
+    state_key: str = ""
+    """Protects the state of streams against forgery; the same on every replica. Empty for none."""
+    context_cache_entries: int = Field(default=4096, ge=0)
+    """Requests whose derender context is kept per process."""
+    max_state_bytes: int = Field(default=MIB, ge=1024)
+    """Longest state of a stream that a client may send."""
+
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 for any free one."""
+    uds: str | None = None
+    """Unix socket to listen on instead."""
+    workers: int = Field(default=1, ge=1)
+    """Processes."""
+    renderer_num_workers: int = Field(default=1, ge=1)
+    """Threads per process for long renders, and as many again for long derenders."""
+    api_key: tuple[str, ...] = ()
+    """Bearer keys that clients must send to /v1 paths."""
+    enable_request_id_headers: bool = False
+    """Answer with X-Request-Id."""
+    disable_fastapi_docs: bool = False
+    """Do not serve /docs, /redoc and /openapi.json."""
+    root_path: str = ""
+    """Prefix under which a proxy serves this API."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important log line to write."""
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """Form of log lines; "auto" is console on a terminal, else json."""
+
+    max_body_bytes: int = Field(default=32 * MIB, ge=1024)
+    """Largest request body."""
+    body_timeout: float = Field(default=30.0, gt=0)
+    """Seconds in which a request body must have arrived."""
+    inline_body_bytes: int = Field(default=2048, ge=0)
+    """Smaller requests are answered on the event loop: a thread costs more than they do."""
+    max_queue: int = Field(default=256, ge=0)
+    """Long requests that may wait for a thread, per kind; more are refused with 503."""
+    max_concurrency: int = Field(default=1024, ge=1)
+    """Requests in progress per process; more are refused with 503."""
+    shutdown_timeout: int = Field(default=30, ge=1)
+    """Seconds that requests in progress get when the server is told to stop."""
+    keep_alive_timeout: int = Field(default=75, ge=1)
+    """Seconds for which an idle connection is kept; longer than client pools keep theirs."""
+
+    max_stop_strings: int = Field(default=4, ge=1)
+    """Most stop strings of a request."""
+    max_choices: int = Field(default=16384, ge=1)
+    """Largest n of a request."""
+    max_prompts: int = Field(default=1024, ge=1)
+    """Most prompts of a completions request."""
+    max_template_seconds: float = Field(default=10.0, gt=0)
+    """CPU time that a chat template may take."""
+    max_template_chars: int = Field(default=32 * MIB, ge=1)
+    """Longest text that a chat template may build."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        if self.reasoning_parser is not None and self.reasoning_parser not in REASONING_NAMES:
+            valid = ", ".join(REASONING_NAMES)
+            raise ValueError(f"unknown reasoning_parser {self.reasoning_parser!r}; valid names: {valid}")
+        if self.tool_call_parser is not None and self.tool_call_parser not in TOOL_NAMES:
+            valid = ", ".join(TOOL_NAMES)
+            raise ValueError(f"unknown tool_call_parser {self.tool_call_parser!r}; valid names: {valid}")
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValueError("enable_auto_tool_choice requires tool_call_parser")
+        return self
+
+    def shown(self) -> dict[str, Any]:
+        """Every value, secrets redacted."""
+        values = self.model_dump()
+        values["api_key"] = [SECRET] * len(self.api_key)
+        values["state_key"] = SECRET if self.state_key else ""
+        return values
+
+    def digest(self) -> str:
+        """Short hash of the values, secrets redacted: equal on replicas that are configured alike."""
+        encoded = msgspec.json.encode(self.shown(), order="sorted")
+        return hashlib.blake2b(encoded, digest_size=6).hexdigest()

@@ -179,9 +179,9 @@ class Exchange:
             feature = legs.unsupported_feature(prompt.sampling, settings.policy.engine_capabilities)
             if feature is not None:
                 raise BadRequest(
-                    f"this request needs {feature}, which the token-only engines behind this endpoint cannot do."
-                    " response_format, forced or strict tool choice, parallel_tool_calls=false, bad_words and"
-                    " thinking budgets need engines with a tokenizer, declared in policy.engine_capabilities.",
+                    f"this request needs {feature}, which the token-only engines behind this endpoint cannot"
+                    " do. response_format, forced or strict tool choice, parallel_tool_calls=false, bad_words"
+                    " and thinking budgets need engines declared in policy.engine_capabilities.",
                     param=feature,
                 )
             vocab_size = settings.policy.vocab_size

@@ -27,7 +27,8 @@ class Outbox:
         """The client has not been handed anything yet, so an error can still be its HTTP status."""
 
     def __repr__(self) -> str:
-        return f"<Outbox frames={len(self._frames)} ended={self.ended} closed={self.closed} error={self.error!r}>"
+        flags = f"ended={self.ended} closed={self.closed} error={self.error!r}"
+        return f"<Outbox frames={len(self._frames)} {flags}>"
 
     async def put(self, frame: bytes) -> None:
         while len(self._frames) >= self._max_frames and not self.closed and not self.ended:

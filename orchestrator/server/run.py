@@ -26,7 +26,7 @@ from orchestrator.core import legs
 from orchestrator.core.assembly import engine_choice
 from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.kv_params import lease_seconds, unusable
-from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine
+from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.derender import Context, Derendered, StreamState
 from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
@@ -480,6 +480,8 @@ class Run:
 
     def _lease_ended(self) -> None:
         error = TimedOut("decode", "prefilled KV expired before decode could use it")
+        if self.machine.state is State.DECODING and self._member is not None:
+            self._tried.add(self._member.url)
         self.post(self.machine.after_lease_end(), error)
 
     def _stop_lease_timer(self) -> None:

@@ -26,6 +26,12 @@ QUICK: dict[str, Any] = {
 }
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens by itself; a test's own timeout is the bound."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
 @dataclass
 class Stack:
     url: str

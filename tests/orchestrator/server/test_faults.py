@@ -1,0 +1,445 @@
+"""Every hop failing in every way: the client gets the right answer or one honest error, and nothing is left
+behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from tests.orchestrator.conftest import Launch, Stack, until
+from tests.orchestrator.faults import (
+    CHAT,
+    GENERATE,
+    Answer,
+    ErrorEvent,
+    Fault,
+    Garbage,
+    HalfClose,
+    Stall,
+    Status,
+)
+
+MESSAGES: Any = [{"role": "user", "content": "one two three"}]
+RENDER, DERENDER = f"{CHAT}/render", f"{CHAT}/derender"
+SHORT = {
+    "timeouts": {"render": 0.2, "prefill": 0.2, "decode_first": 0.2, "decode_idle": 0.2, "derender": 0.2}
+}
+
+
+def text_of(count: int) -> str:
+    return "".join(f"t{100 + i} " for i in range(count))
+
+
+async def whole(stack: Stack, **options: Any) -> str:
+    answer = await stack.client.chat.completions.create(
+        model="m", messages=MESSAGES, **({"max_tokens": 5} | options)
+    )
+    return answer.choices[0].message.content or ""
+
+
+async def streamed(stack: Stack, received: list[str] | None = None, **options: Any) -> str:
+    text = [] if received is None else received
+    stream = await stack.client.chat.completions.create(
+        model="m", messages=MESSAGES, stream=True, **({"max_tokens": 5} | options)
+    )
+    async for chunk in stream:
+        if chunk.choices:
+            text.append(chunk.choices[0].delta.content or "")
+    return "".join(text)
+
+
+ASK = pytest.mark.parametrize("ask", [whole, streamed])
+
+
+def tier_of(stack: Stack, path: str, role: str) -> Any:
+    return stack.render if path != GENERATE else getattr(stack, role)[0]
+
+
+PASSING: list[tuple[str, str, Fault]] = [
+    ("render", RENDER, Status(503)),
+    ("render", RENDER, Status(500)),
+    ("render", RENDER, HalfClose()),
+    ("render", RENDER, Garbage(b"[]")),
+    ("prefill", GENERATE, Status(503)),
+    ("prefill", GENERATE, Status(502)),
+    ("prefill", GENERATE, HalfClose()),
+    ("prefill", GENERATE, Garbage(b"\xff")),
+    ("decode", GENERATE, Status(503)),
+    ("decode", GENERATE, Status(500)),
+    ("decode", GENERATE, HalfClose()),
+    ("decode", GENERATE, Garbage()),
+    ("decode", GENERATE, Garbage(b'data: {"choices": [{"index": 0}, {"index": 1}]}\n\n')),
+    ("decode", GENERATE, ErrorEvent()),
+    ("derender", DERENDER, Status(500)),
+    ("derender", DERENDER, HalfClose()),
+    ("derender", DERENDER, Garbage(b"{}")),
+]
+
+
+@ASK
+@pytest.mark.parametrize(("role", "path", "fault"), PASSING, ids=lambda v: str(v))
+async def test_one_failure_before_visible_output_is_repaired(
+    launch: Launch, ask: Any, role: str, path: str, fault: Fault
+) -> None:
+    async with launch() as stack:
+        tier_of(stack, path, role).faults[path].append(fault)
+        assert await ask(stack) == text_of(5)
+        await stack.settled()
+
+
+@ASK
+@pytest.mark.parametrize(("role", "path", "fault"), PASSING, ids=lambda v: str(v))
+async def test_lasting_failure_is_one_honest_error(
+    launch: Launch, ask: Any, role: str, path: str, fault: Fault
+) -> None:
+    async with launch() as stack:
+        tier_of(stack, path, role).faults[path] += [fault] * 4
+        with pytest.raises(openai.InternalServerError) as raised:
+            await ask(stack)
+        assert raised.value.status_code in (502, 503)
+        assert "secrets" not in str(raised.value)
+        assert "scripted" not in str(raised.value), "the member's own words stay inside"
+        await stack.settled()
+
+
+@ASK
+@pytest.mark.parametrize(
+    ("role", "path"),
+    [("render", RENDER), ("prefill", GENERATE), ("decode", GENERATE), ("derender", DERENDER)],
+)
+async def test_a_silent_hop_times_out(launch: Launch, ask: Any, role: str, path: str) -> None:
+    async with launch(settings=SHORT) as stack:
+        tier = tier_of(stack, path, role)
+        tier.faults[path].append(Stall())
+        with pytest.raises(openai.InternalServerError) as raised:
+            await ask(stack)
+        assert raised.value.status_code == 504
+        await stack.settled()
+        if role == "prefill":
+            [leg] = tier.requests[GENERATE]
+            assert tier.aborted == [f"generate-tokens-{leg['request_id']}"]
+
+
+@ASK
+@pytest.mark.parametrize(
+    ("role", "path"),
+    [("render", RENDER), ("prefill", GENERATE), ("decode", GENERATE), ("derender", DERENDER)],
+)
+async def test_the_request_deadline_ends_everything(launch: Launch, ask: Any, role: str, path: str) -> None:
+    async with launch() as stack:
+        tier = tier_of(stack, path, role)
+        tier.faults[path].append(Stall())
+        with pytest.raises(openai.InternalServerError) as raised:
+            await ask(stack, extra_headers={"X-Request-Timeout": "0.3"})
+        assert raised.value.status_code == 504
+        await stack.settled()
+
+
+@ASK
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_4xx_is_passed_on_in_kind_and_not_repeated(launch: Launch, ask: Any, role: str) -> None:
+    refusal = b'{"error":{"message":"too long for me","type":"BadRequestError","param":"x","code":400}}'
+    async with launch() as stack:
+        tier = tier_of(stack, GENERATE, role)
+        tier.faults[GENERATE] += [Status(400, refusal)] * 3
+        with pytest.raises(openai.BadRequestError) as raised:
+            await ask(stack)
+        assert raised.value.body == {
+            "message": "too long for me",
+            "type": "BadRequestError",
+            "param": "x",
+            "code": 400,
+        }
+        assert len(tier.requests[GENERATE]) == 1
+        await stack.settled()
+        assert stack.services.metrics.stranded.labels("decode_failed")._value.get() == (role == "decode")
+
+
+async def test_overload_keeps_its_status(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.prefill[0].faults[GENERATE] += [Status(429)] * 2
+        with pytest.raises(openai.RateLimitError):
+            await whole(stack)
+
+
+async def test_wrong_credentials_of_ours_are_not_the_clients_fault(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.decode[0].faults[GENERATE] += [Status(401, b'{"error":"Unauthorized"}')] * 3
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        await stack.settled()
+
+
+async def test_a_500_of_prefill_is_not_tried_on_the_next_engine(launch: Launch) -> None:
+    """A prompt that ends one engine would end the next one too."""
+    async with launch(prefill=2) as stack:
+        for tier in stack.prefill:
+            tier.faults[GENERATE].append(Status(500))
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        assert sum(len(tier.requests[GENERATE]) for tier in stack.prefill) == 1
+
+
+async def test_a_retry_prefers_another_member(launch: Launch) -> None:
+    async with launch(prefill=2, decode=2) as stack:
+        for tier in (*stack.prefill, *stack.decode):
+            tier.faults[GENERATE].append(HalfClose())
+        stack.prefill[1].faults[GENERATE].clear()
+        stack.decode[1].faults[GENERATE].clear()
+        for _ in range(3):
+            assert await whole(stack) == text_of(5)
+        await stack.settled()
+
+
+async def test_a_decode_retry_prefills_again_and_never_reuses_params(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.decode[0].faults[GENERATE] += [Status(500)]
+        assert await whole(stack) == text_of(5)
+        sent = [r["kv_transfer_params"]["remote_request_id"] for r in stack.decode[0].requests[GENERATE]]
+        assert len(sent) == len(set(sent)) == 2
+        ids = [r["request_id"] for t in (stack.prefill[0], stack.decode[0]) for r in t.requests[GENERATE]]
+        assert len(ids) == len(set(ids)) == 4
+        await stack.settled()
+        assert stack.services.metrics.stranded.labels("decode_retry")._value.get() == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(finish_reason="stop"),
+        Answer({"kv_transfer_params": None}),
+        Answer({"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "h"}}),
+        Answer({"choices": []}),
+    ],
+    ids=["ended by stop", "no params", "incomplete params", "no choice"],
+)
+async def test_unusable_prefill_fails_or_recomputes_as_configured(launch: Launch, answer: Answer) -> None:
+    async with launch() as stack:
+        stack.prefill[0].faults[GENERATE].append(answer)
+        with pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack)
+        assert raised.value.status_code == 502
+        assert not stack.decode[0].requests[GENERATE]
+        await stack.settled()
+    async with launch(settings={"policy": {"prefill_failure": "recompute"}}) as stack:
+        stack.prefill[0].faults[GENERATE].append(answer)
+        assert await whole(stack) == text_of(5)
+        [decode] = stack.decode[0].requests[GENERATE]
+        assert decode.get("kv_transfer_params") is None
+        assert stack.services.metrics.recomputes._value.get() == 1
+        await stack.settled()
+
+
+@pytest.mark.parametrize("fault", [HalfClose(3), Garbage(after=3), ErrorEvent(3), Stall(3)], ids=str)
+async def test_decode_dying_mid_stream_is_an_error_event_and_a_closed_stream(
+    launch: Launch, fault: Fault
+) -> None:
+    async with launch(pace=0.02, settings={"timeouts": {"decode_idle": 0.3}}) as stack:
+        stack.decode[0].faults[GENERATE].append(fault)
+        received: list[str] = []
+        with pytest.raises(openai.APIError) as raised:
+            await streamed(stack, received, max_tokens=50)
+        assert not isinstance(raised.value, openai.APIStatusError), "the status was 200 by then"
+        # What was on its way through derender when decode died may be missing, but nothing is invented.
+        assert received
+        assert text_of(3).startswith("".join(received))
+        assert "secrets" not in str(raised.value)
+        await stack.settled()
+
+
+async def test_the_error_event_is_followed_by_done(launch: Launch) -> None:
+    async with launch(pace=0.02) as stack:
+        stack.decode[0].faults[GENERATE].append(HalfClose(2))
+        body = {"messages": MESSAGES, "max_tokens": 9, "stream": True}
+        lines = (await stack.http.post("/v1/chat/completions", json=body)).text.strip().split("\n\n")
+        assert '"error"' in lines[-2]
+        assert lines[-1] == "data: [DONE]"
+
+
+async def test_decode_dying_mid_answer_is_invisible_when_the_answer_is_whole(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.decode[0].faults[GENERATE].append(HalfClose(3))
+        assert await whole(stack) == text_of(5)
+        await stack.settled()
+
+
+async def test_one_choice_failing_ends_the_others(launch: Launch) -> None:
+    async with launch(pace=0.01) as stack:
+        stack.decode[0].faults[GENERATE] += [None, HalfClose(0), HalfClose(0), HalfClose(0), HalfClose(0)]
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack, n=2, max_tokens=500)
+        await stack.settled()
+        assert stack.decode[0].sent_tokens < 500
+
+
+async def test_no_decode_engine_at_all(launch: Launch) -> None:
+    async with launch(decode=0) as stack:
+        with pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack)
+        assert raised.value.status_code == 503
+        await stack.settled()
+        assert stack.services.metrics.stranded.labels("decode_failed")._value.get() == 1
+
+
+def states(stack: Stack) -> list[str]:
+    return [run.machine.state.value for exchange in stack.services.exchanges for run in exchange.runs]
+
+
+# ---- the client leaves -------------------------------------------------------------------------------------
+
+
+async def leave(stack: Stack, at: asyncio.Event, *, stream: bool = True, **options: Any) -> None:
+    """Ask, and disconnect when ``at`` is set."""
+    ask = asyncio.create_task((streamed if stream else whole)(stack, **options))
+    await at.wait()
+    ask.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ask
+
+
+BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+@BOTH
+async def test_client_leaves_during_render(launch: Launch, stream: bool) -> None:
+    async with launch() as stack:
+        stack.render.hold.clear()
+        await leave(stack, stack.render.waiting, stream=stream)
+        await stack.settled()
+        assert not stack.prefill[0].requests[GENERATE]
+
+
+@BOTH
+async def test_client_leaves_during_prefill_which_is_aborted(launch: Launch, stream: bool) -> None:
+    async with launch() as stack:
+        stack.prefill[0].hold.clear()
+        await leave(stack, stack.prefill[0].waiting, stream=stream)
+        await stack.settled()
+        [leg] = stack.prefill[0].requests[GENERATE]
+        assert stack.prefill[0].aborted == [f"generate-tokens-{leg['request_id']}"]
+        assert stack.prefill[0].broken_off == [leg["request_id"]]
+        assert not stack.decode[0].requests[GENERATE]
+
+
+@BOTH
+async def test_client_leaves_before_the_first_token_which_is_awaited_before_the_abort(
+    launch: Launch, stream: bool
+) -> None:
+    async with launch(pace=0.01, settings={"timeouts": {"cleanup": 20.0}}) as stack:
+        decode = stack.decode[0]
+        decode.hold.clear()
+        await leave(stack, decode.waiting, stream=stream, max_tokens=500)
+        await until(lambda: states(stack) == ["draining"])
+        assert decode.aborted == []
+        assert stack.services.integrity.runs == 1
+        decode.hold.set()
+        await stack.settled()
+        [leg] = decode.requests[GENERATE]
+        assert decode.aborted == [f"generate-tokens-{leg['request_id']}"]
+        assert decode.sent_tokens < 500
+        assert not stack.prefill[0].held
+
+
+async def test_draining_is_bounded(launch: Launch) -> None:
+    async with launch(settings={"timeouts": {"cleanup": 0.1}}) as stack:
+        stack.decode[0].hold.clear()
+        await leave(stack, stack.decode[0].waiting)
+        await stack.settled()
+        assert len(stack.decode[0].aborted) == 1
+        assert stack.services.metrics.stranded.labels("cleanup_timeout")._value.get() == 1
+
+
+async def test_decode_can_be_aborted_at_once_when_engines_allow_it(launch: Launch) -> None:
+    settings = {"policy": {"abort_decode": "at_once"}, "timeouts": {"cleanup": 20.0}}
+    async with launch(settings=settings) as stack:
+        stack.decode[0].hold.clear()
+        await leave(stack, stack.decode[0].waiting)
+        await stack.settled()
+        assert len(stack.decode[0].aborted) == 1
+
+
+@BOTH
+async def test_client_leaves_during_decode(launch: Launch, stream: bool) -> None:
+    async with launch(pace=0.01) as stack:
+        enough = asyncio.Event()
+        ask = asyncio.create_task(leave(stack, enough, stream=stream, max_tokens=100000))
+        await until(lambda: stack.decode[0].sent_tokens >= 5)
+        enough.set()
+        await ask
+        await stack.settled()
+        assert len(stack.decode[0].aborted) == 1
+        assert len(stack.decode[0].broken_off) == 1
+
+
+@BOTH
+async def test_client_leaves_during_derender(launch: Launch, stream: bool) -> None:
+    async with launch() as stack:
+        stack.render.faults[DERENDER] += [Stall()]
+        await leave(stack, stack.render.waiting, stream=stream)
+        await stack.settled()
+
+
+async def test_a_client_that_stops_reading_stops_the_engine_and_may_leave(launch: Launch) -> None:
+    limits = {"limits": {"pending_tokens": 4, "pending_frames": 2}}
+    async with launch(settings=limits) as stack:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(stack.url.rpartition(":")[2]), limit=256
+        )
+        body = b'{"messages":[{"role":"user","content":"x"}],"stream":true,"max_tokens":1000000}'
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        await reader.read(10)
+        # Once every buffer on the way is full, the run's pump waits for room in the outbox.
+        [exchange] = stack.services.exchanges
+        await until(lambda: "frames=2" in repr(exchange.outbox) and exchange.runs[0]._pending.full)
+        assert stack.decode[0].sent_tokens < 1000000
+        writer.close()
+        await stack.settled()
+        assert len(stack.decode[0].aborted) == 1
+
+
+# ---- leases ------------------------------------------------------------------------------------------------
+
+
+async def test_kv_whose_lease_ended_while_decode_waited_is_not_used(launch: Launch) -> None:
+    """Engines whose decode side does not renew the lease: the late answer would be another request's text."""
+    lease = {"lease": {"engine_seconds": 0.3, "fraction": 0.5, "renewed_by_decode": False}}
+    async with launch(decode=2, settings=lease) as stack:
+        for tier in stack.decode:
+            tier.faults[GENERATE] += [Stall()]
+        with pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack)
+        assert raised.value.status_code == 504
+        assert sum(len(tier.requests[GENERATE]) for tier in stack.decode) == 2
+        assert len(stack.prefill[0].requests[GENERATE]) == 2
+        await stack.settled()
+
+
+async def test_decode_that_renews_the_lease_may_wait(launch: Launch) -> None:
+    lease = {"lease": {"engine_seconds": 0.1, "fraction": 0.5}}
+    async with launch(settings=lease) as stack:
+        stack.decode[0].hold.clear()
+        ask = asyncio.create_task(whole(stack))
+        await stack.decode[0].waiting.wait()
+        await asyncio.sleep(0.2)
+        stack.decode[0].hold.set()
+        assert await ask == text_of(5)
+        assert len(stack.prefill[0].requests[GENERATE]) == 1
+        await stack.settled()
+
+
+# ---- shutdown ----------------------------------------------------------------------------------------------
+
+
+async def test_shutdown_lets_a_stream_finish(launch: Launch) -> None:
+    async with launch(pace=0.02) as stack:
+        received: list[str] = []
+        ask = asyncio.create_task(streamed(stack, received, max_tokens=30))
+        await until(lambda: bool(received))
+        stack.server.should_exit = True
+        assert await ask == text_of(30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import msgspec
@@ -26,10 +27,11 @@ jsonish = st.text(alphabet='{}[]",:\\ \n\x01<0123456789.eE+-truefalsn/ub', max_s
 
 
 def track(text: str, cuts: list[int] | None = None) -> tuple[int, bool]:
-    """(index after the value or -1, valid), feeding the text in pieces and through a saved state each time."""
+    """(index after the value or -1, valid), feeding the text in pieces and through a saved state each
+    time."""
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
     tracker = JsonTracker()
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         tracker = JsonTracker.load(msgspec.msgpack.decode(msgspec.msgpack.encode(tracker.dump())))
         found = tracker.feed(text[start:end], 0)
         if found >= 0:
@@ -38,7 +40,8 @@ def track(text: str, cuts: list[int] | None = None) -> tuple[int, bool]:
 
 
 def strict_end(text: str) -> int | None:
-    """Where Python's reader says the first value ends; None when the text does not start with a whole value."""
+    """Where Python's reader says the first value ends; None when the text does not start with a whole
+    value."""
     start = len(text) - len(text.lstrip(" \t\n\r"))
     try:
         decoder = json.JSONDecoder(parse_constant=lambda _name: pytest.fail("not JSON"))
@@ -96,7 +99,9 @@ def test_a_control_character_in_a_string_is_invalid_but_does_not_end_it() -> Non
     assert track('"a\nb" ') == (5, False)
 
 
-@pytest.mark.parametrize("text", ["{", "[", '{"', '{"a', '{"a"', '{"a":', '{"a": ', "1", "-", "tru", '"', '"\\u12'])
+@pytest.mark.parametrize(
+    "text", ["{", "[", '{"', '{"a', '{"a"', '{"a":', '{"a": ', "1", "-", "tru", '"', '"\\u12']
+)
 def test_unfinished_values_go_on(text: str) -> None:
     assert track(text) == (-1, True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def test_the_match_is_the_earliest_completed_for_any_cutting(
     table = StopTable(stops)
     matcher = StopMatcher(table)
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         matcher = StopMatcher(table, matcher.progress)
         found = matcher.feed(text[start:end])
         if found is not None:

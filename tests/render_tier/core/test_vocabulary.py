@@ -26,7 +26,9 @@ def test_random_ids_spell_what_the_tokenizer_decodes(
     assert vocabulary.size == tokenizer.get_vocab_size()
     for _ in range(300):
         ids = [rng.randrange(vocabulary.size) for _ in range(rng.randrange(40))]
-        assert vocabulary.text(ids, skip_special_tokens=skip) == tokenizer.decode(ids, skip_special_tokens=skip)
+        assert vocabulary.text(ids, skip_special_tokens=skip) == tokenizer.decode(
+            ids, skip_special_tokens=skip
+        )
 
 
 def test_special_tokens_and_markers_are_known(qwen3_dir: Path) -> None:

@@ -51,7 +51,7 @@ class Child:
         return self._process.pid
 
     def start(self) -> None:
-        # Its own session: Ctrl-C in the terminal reaches only the demo, which then ends the children in order.
+        # Its own session: Ctrl-C in the terminal reaches only the demo, which then ends the children.
         self.started = time.monotonic()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Child:
             )
 
     def poll_ready(self, client: httpx.Client) -> bool:
-        """True once the readiness endpoint has answered 200. Raises ProcessFailed when the child has ended."""
+        """True once the readiness endpoint has answered 200. ProcessFailed when the child has ended."""
         if self.ready_seconds is not None:
             return True
         if self._process is None or self._process.poll() is not None:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,13 +33,27 @@ QWEN3_FLAGS = (
 STYLES = {"reasoning": "dim italic", "content": "", "call": "cyan"}
 
 
+MODELS = Path(".cache/models")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose; see the command's help."""
+
+    model: Path
+    scripted_model: Path
+    prompt: str
+    max_tokens: int
+    port: int
+    ready_timeout: float
+    keep: bool
+
+
 def demo(
-    model: Annotated[Path, typer.Option(help="Model directory of the real chat.")] = Path(
-        ".cache/models/smollm2"
-    ),
+    model: Annotated[Path, typer.Option(help="Model directory of the real chat.")] = MODELS / "smollm2",
     scripted_model: Annotated[
         Path, typer.Option(help="Directory with the Qwen3 tokenizer, for the scripted answer.")
-    ] = Path(".cache/models/qwen3"),
+    ] = MODELS / "qwen3",
     prompt: Annotated[str, typer.Option(help="What to ask the small model.")] = (
         "Explain in three sentences why the sea is salty."
     ),

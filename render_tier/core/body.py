@@ -15,7 +15,7 @@ class Status(IntEnum):
 class Calls(Protocol):
     """Where a body reports what it reads. Order: start, any number of argument pieces, end."""
 
-    def call_start(self, name: str) -> None: ...
+    def call_start(self, name: str, written_id: str = "") -> None: ...
 
     def call_arguments(self, text: str) -> None: ...
 
@@ -44,8 +44,17 @@ class Body(Protocol):
     def finish(self, calls: Calls) -> None:
         """The output ends here: end the call, or fail. Leaves ``status`` DONE or FAILED."""
 
+    def close(self, calls: Calls) -> None:
+        """A marker token of the state's ``on`` ends the text here. As `finish`, but nothing was cut."""
+
     def dump(self) -> Any:
         """The state as a msgpack-able value; `BodyFormat.load` is the inverse."""
+
+
+class RoutedBody(Body, Protocol):
+    """A body whose verdict is a name: ``route``, a key of its state's ``routes``, valid once DONE."""
+
+    route: str
 
 
 class BodyFormat(Protocol):

@@ -15,10 +15,12 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 
 
 class CallStart(msgspec.Struct, frozen=True, gc=False):
-    """A tool call begins. ``index`` counts from 0; the name comes once and whole."""
+    """A tool call begins. ``index`` counts from 0; the name comes once and whole. ``written_id``: the call's
+    ID as the model wrote it, for families whose format has one; else empty."""
 
     index: int
     name: str
+    written_id: str = ""
 
 
 class CallArguments(msgspec.Struct, frozen=True, gc=False):

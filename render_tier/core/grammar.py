@@ -6,12 +6,12 @@ prefixes of markers that must be held back, and the token IDs that are markers b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from render_tier.core.body import BodyFormat
+from render_tier.core.markers import Markers
 from render_tier.core.table import CONTENT, Blanks, ReasoningFormat, Region, State, TableError, ToolFormat
 from render_tier.core.vocabulary import Vocabulary
 
@@ -23,6 +23,8 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
         raise TableError(f"{tool.name}: no state {CONTENT!r}")
     if reasoning is None:
         return states
+    if tool.name in reasoning.joined:
+        return dict(reasoning.joined[tool.name])
     content = states[CONTENT]
     tool_markers = dict(content.on)
     states[CONTENT] = replace(content, on={**reasoning.content_on, **tool_markers})
@@ -39,15 +41,17 @@ class Node:
 
     __slots__ = (
         "body",
+        "cut",
         "done",
         "failed",
+        "held",
         "ids",
         "index",
         "name",
         "on",
-        "prefixes",
+        "routes",
         "search",
-        "tail",
+        "separator",
         "text",
         "width",
     )
@@ -57,32 +61,20 @@ class Node:
         self.name: Final = name
         self.text: Final = state.text
         self.body: Final[BodyFormat | None] = state.body
+        self.separator: Final = state.separator
         self.done: Node = self
         self.failed: Node = self
+        self.cut: Node = self
         self.on: dict[str, Node] = {}
         self.ids: dict[int, Node] = {}
-        markers = sorted(state.on)
-        for marker in markers:
-            if not marker or any(other != marker and other.startswith(marker) for other in markers):
-                raise TableError(f"state {name!r}: marker {marker!r} is empty or the beginning of another")
-        self.search = re.compile("|".join(map(re.escape, markers))).search if markers else None
-        self.prefixes: Final = frozenset(m[:n] for m in markers for n in range(1, len(m)))
-        self.width: Final = max((len(marker) - 1 for marker in markers), default=0)
-        firsts = "".join(sorted({re.escape(marker[0]) for marker in markers}))
-        self.tail = re.compile(f"[{firsts}]").search if firsts else None
-
-    def held(self, text: str) -> int:
-        """How many characters at the end of ``text`` may be the beginning of a marker."""
-        if self.tail is None:
-            return 0
-        length = len(text)
-        start = max(0, length - self.width)
-        while (found := self.tail(text, start)) is not None:
-            start = found.start()
-            if text[start:] in self.prefixes:
-                return length - start
-            start += 1
-        return 0
+        self.routes: dict[str, Node] = {}
+        try:
+            markers = Markers(state.on)
+        except ValueError as error:
+            raise TableError(f"state {name!r}: {error}") from None
+        self.search: Final = markers.search
+        self.held: Final = markers.held
+        self.width: Final = markers.width
 
 
 class Grammar:
@@ -99,13 +91,14 @@ class Grammar:
         self.reasoning: Final = reasoning
         self.tool: Final = tool
         self.blanks: Final[Blanks] = tool.blanks
+        self.trims: Final = reasoning is not None and reasoning.trims
         self.nodes: Final = [Node(index, name, state) for index, (name, state) in enumerate(states.items())]
         by_name = {node.name: node for node in self.nodes}
         self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)
         self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
         self.content: Final = by_name[CONTENT]
-        self._initial = by_name[reasoning.initial] if reasoning else self.content
-        self._opened = by_name[reasoning.opened] if reasoning else self.content
+        self._initial = by_name[reasoning.initial if reasoning else tool.initial]
+        self._opened = by_name[reasoning.opened] if reasoning else self._initial
 
     def start(self, prompt: bool | None) -> Node:
         """Where an output starts after a prompt that left reasoning open, closed it, or said nothing
@@ -121,17 +114,25 @@ def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: 
         node = by_name[name]
         if state.body is None and state.text is Region.CALL:
             raise TableError(f"state {name!r}: text of a call needs a body")
-        names = [*state.on.values(), *((state.done, state.failed) if state.body else ())]
+        after = list(state.routes.values()) or [state.done]
+        ends = [*after, state.failed, state.cut or state.failed] if state.body else []
+        names = [*state.on.values(), *ends]
         if missing := [to for to in names if to not in by_name]:
             raise TableError(f"state {name!r} leads to unknown states {missing}")
         if state.body is not None:
-            node.done, node.failed = by_name[state.done], by_name[state.failed]
-            if state.on or node.failed.body is not None:
-                raise TableError(f"state {name!r}: a body has no markers and fails into a state of text")
+            node.routes = {verdict: by_name[to] for verdict, to in state.routes.items()}
+            node.done, node.failed = by_name[after[0]], by_name[state.failed]
+            node.cut = by_name[state.cut or state.failed]
+            if node.failed.body is not None or node.cut.body is not None:
+                raise TableError(f"state {name!r}: a body fails into a state of text")
         for marker, to in state.on.items():
             node.on[marker] = by_name[to]
             token_id = vocabulary.token_id(marker)
             if token_id is not None:
                 node.ids[token_id] = by_name[to]
+                marker_ids[token_id] = marker
+        for marker in state.inside:
+            token_id = vocabulary.token_id(marker)
+            if token_id is not None:
                 marker_ids[token_id] = marker
     return marker_ids

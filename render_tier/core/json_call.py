@@ -108,6 +108,8 @@ class JsonCall:
         self._end(calls, complete=False)
         self.status = Status.DONE
 
+    close = finish
+
     def _end(self, calls: Calls, *, complete: bool) -> None:
         if not self._ended:
             self._ended = True

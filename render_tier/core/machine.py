@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from render_tier.core.attribution import Ledger
 from render_tier.core.blanks import BlankHold
-from render_tier.core.body import Body, Status
+from render_tier.core.body import Body, RoutedBody, Status
 from render_tier.core.detokenizer import MAX_PENDING, Detokenizer
 from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, Stopped, Text
 from render_tier.core.grammar import Grammar, Node
@@ -82,12 +82,17 @@ class Machine:
         self._queued = 0
         self._unsaid = ""  # scope "content": content that may be part of a stop string
         self._blanks = BlankHold(grammar.blanks, options.blank_limit)
+        self._thoughts = BlankHold("trim" if grammar.trims else "keep", options.blank_limit)
+        self._spoken = 0  # regions, as bits, in which a state with a separator has shown text
+        self._separate = False  # the next text of this state comes after its separator
         self._calls = 0
         self.tokens = 0
         self.stopped: str | None = None
         self._events: list[Event] = []
         self._run: list[str] = []  # text of one kind, not yet an event
         self._run_region = Region.MARKUP
+        if self._node.body is not None:
+            self._body = self._node.body.open("", options.hold_limit)
 
     # --- the interface ---
 
@@ -141,7 +146,9 @@ class Machine:
         self._held = ""
         if self._body is not None and not self._content_stopped():
             self._body.finish(self)
-            self._body_over()
+            self._body_over(self._node.cut)
+            if self._body is not None:  # where a finished body leads to another one: it has read nothing
+                self._body = None
         if not self._content_stopped():
             self._say(self._unsaid)
         self._unsaid = ""
@@ -167,6 +174,9 @@ class Machine:
                 unsaid=self._unsaid,
                 blank=self._blanks.held,
                 visible=self._blanks.visible,
+                thought=self._thoughts.held,
+                spoken=self._spoken,
+                separate=self._separate,
                 stopped=self.stopped,
                 body=self._body.dump() if self._body is not None else None,
                 body_open=self._body_open,
@@ -196,7 +206,7 @@ class Machine:
             or saved.calls < 0
             or len(saved.pending) > MAX_PENDING
             or len(saved.held) > node.width
-            or len(saved.blank) > self._options.blank_limit
+            or max(len(saved.blank), len(saved.thought)) > self._options.blank_limit
         ):
             raise ValueError("counts or holds out of bounds")
         self.tokens, self._calls = saved.tokens, saved.calls
@@ -212,7 +222,10 @@ class Machine:
         self._queued = sum(len(text) for _, text in saved.queue)
         self._unsaid = saved.unsaid
         self._blanks.held, self._blanks.visible = saved.blank, saved.visible
+        self._thoughts.held = saved.thought
+        self._spoken, self._separate = saved.spoken, saved.separate
         self.stopped = saved.stopped
+        self._body = None
         if node.body is not None:
             self._body = node.body.load(saved.body, self._options.hold_limit)
         self._body_open = saved.body_open
@@ -288,6 +301,11 @@ class Machine:
         while text and not self._content_stopped():
             node = self._node
             if node.body is not None:
+                target = node.ids.get(token_id)
+                if target is not None:
+                    self._close_body()
+                    self._enter(target, text)
+                    return
                 text, token_id = self._feed_body(text, token_id)
                 continue
             if token_id != _TEXT:
@@ -325,6 +343,10 @@ class Machine:
 
     def _enter(self, node: Node, marker: str) -> None:
         self._node = node
+        if self._thoughts.held and node.text is not Region.REASONING:
+            self._thoughts.held = ""
+        if node.separator:
+            self._separate = bool(self._spoken & 1 << node.text)
         if node.body is None:
             self._ledger.advance(len(marker), Region.MARKUP)
         else:
@@ -338,7 +360,7 @@ class Machine:
         end = body.feed(text, 0, self)
         self._body_read(end)
         if body.status is not Status.RUNNING:
-            self._body_over()
+            self._body_over(self._node.failed)
         return (text, token_id) if end == 0 else (text[end:], _TEXT)
 
     def _body_read(self, length: int) -> None:
@@ -349,27 +371,34 @@ class Machine:
         else:
             self._body_open += length
 
-    def _body_over(self) -> None:
+    def _close_body(self) -> None:
+        assert self._body is not None
+        self._body.close(self)
+        self._body_over(self._node.failed)
+
+    def _body_over(self, failed: Node) -> None:
         body, node = self._body, self._node
         assert body is not None
         self._body = None
         if body.status is Status.DONE:
-            self._node = node.done
+            self._ledger.advance(self._body_open, Region.CALL if body.committed else Region.MARKUP)
+            self._body_open = 0
+            self._enter(node.routes[cast(RoutedBody, body).route] if node.routes else node.done, "")
             return
-        self._node = node.failed
+        self._node = failed
         self._body_open = 0
-        self._text(node.failed, body.raw)
+        self._text(failed, body.raw)
 
     # --- `body.Calls` ---
 
-    def call_start(self, name: str) -> None:
+    def call_start(self, name: str, written_id: str = "") -> None:
         self._say(self._unsaid)
         self._unsaid = ""
         if self._matcher is not None and self._options.stop_scope == "content":
             self._matcher.progress = [0] * len(self._matcher.progress)
         self._blanks.before_call()
         self._flush()
-        self._events.append(CallStart(self._calls, name))
+        self._events.append(CallStart(self._calls, name, written_id))
         self._calls += 1
 
     def call_arguments(self, text: str) -> None:
@@ -383,10 +412,15 @@ class Machine:
 
     def _text(self, node: Node, text: str) -> None:
         self._ledger.advance(len(text), node.text)
+        if node.separator and text:
+            self._spoken |= 1 << node.text
+            if self._separate:
+                self._separate = False
+                text = node.separator + text
         if node.text is Region.CONTENT:
             self._content(text)
         elif node.text is Region.REASONING:
-            self._append(Region.REASONING, text)
+            self._append(Region.REASONING, self._thoughts.feed(text))
 
     def _content(self, text: str) -> None:
         """Through the stop strings of scope "content", if any."""
@@ -459,6 +493,9 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     unsaid: str
     blank: str
     visible: bool
+    thought: str
+    spoken: int
+    separate: bool
     stopped: str | None
     body: Any
     body_open: int

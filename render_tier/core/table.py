@@ -40,16 +40,28 @@ class State:
     """One state of a table: either text with markers, or a body.
 
     ``text``: what ordinary text is here. ``on``: marker to the next state's name; a marker itself is never
-    shown. ``body``: the parser that owns the text instead; it goes on to ``done`` when it has read its
-    value, or to ``failed`` when the text is not what it parses, and then the marker that led here and all
-    the body has read become text of that state.
+    shown. ``separator``: what stands between the text of an earlier visit and the first text of this one,
+    for formats whose messages are parts of one text.
+
+    ``body``: the parser that owns the text instead; it goes on to ``done`` when it has read its value, or to
+    ``failed`` when the text is not what it parses, and then the marker that led here and all the body has
+    read become text of that state (``cut`` is that state when the output ends inside; by default
+    ``failed``). ``routes``: instead of ``done``, where the body's own verdict leads (`body.RoutedBody`).
+    ``on`` of a state with a body holds for tokens that are markers by themselves: they end the body wherever
+    it is, because a model cannot mean such a token as text; the same characters in ordinary tokens are the
+    body's to judge. ``inside``: markers that the body reads as text, to be kept even where special tokens
+    are left out.
     """
 
     text: Region = Region.MARKUP
     on: Mapping[str, str] = field(default_factory=dict)
+    separator: str = ""
     body: BodyFormat | None = None
     done: str = ""
     failed: str = ""
+    cut: str = ""
+    routes: Mapping[str, str] = field(default_factory=dict)
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,9 @@ class ReasoningFormat:
     reasoning open; one that closed it starts in CONTENT. In states listed in ``ended_by_tools`` the marker
     of a tool call ends the reasoning. ``content_on``: markers with a meaning in CONTENT. ``disabled_by``:
     values of chat_template_kwargs with which the prompt closes (or never opens) reasoning, for when no
-    prompt is known.
+    prompt is known; ``enabled_by``: values with which the answer starts with reasoning although the prompt
+    says nothing. ``trims``: white space at the end of reasoning is not shown. ``joined``: the states of this
+    format and a tool format (by name) that are one and cannot be told apart, instead of the states of both.
     """
 
     name: str
@@ -73,10 +87,13 @@ class ReasoningFormat:
     ended_by_tools: frozenset[str] = frozenset()
     content_on: Mapping[str, str] = field(default_factory=dict)
     disabled_by: Mapping[str, Any] = field(default_factory=dict)
+    enabled_by: Mapping[str, Any] = field(default_factory=dict)
+    trims: bool = False
+    joined: Mapping[str, Mapping[str, State]] = field(default_factory=dict)
     keeps_special_tokens: bool = True
 
 
-Blanks = Literal["keep", "drop_alone"]
+Blanks = Literal["keep", "drop_alone", "trim"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +101,10 @@ class ToolFormat:
     """How a family writes its tool calls. ``states`` has at least `CONTENT`, where visible text starts.
 
     ``blanks``: what becomes of white space before a call. "keep": it is content. "drop_alone": it is
-    dropped when the content before the call has nothing else. ``none_drops``: with tool_choice "none", vLLM
-    removes the text of a call that the model wrote all the same.
+    dropped when the content before the call has nothing else. "trim": it is dropped. ``none_drops``: with
+    tool_choice "none", vLLM removes the text of a call that the model wrote all the same. ``bare_json``:
+    with tool_choice "required" or a named function the model is held to JSON (`formats.guided`) instead of
+    this format. ``initial``: where an output starts when there is no reasoning format.
     """
 
     name: str
@@ -93,4 +112,6 @@ class ToolFormat:
     aliases: tuple[str, ...] = ()
     blanks: Blanks = "keep"
     none_drops: bool = False
+    bare_json: bool = False
+    initial: str = CONTENT
     keeps_special_tokens: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -68,11 +69,25 @@ def engine(model: Path, name: str, *options: str, log_dir: Path) -> ServerProces
     )
 
 
+def generative(model: Path, into: Path) -> Path:
+    """`model` as a directory that vLLM takes for a generating model. The render tier needs no architecture,
+    but vLLM takes a model without one for an embedding model, which among other things cuts prompts at the
+    other end."""
+    into.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        if not (into / file.name).exists():
+            (into / file.name).symlink_to(file.resolve())
+    config = json.loads((model / "config.json").read_text())
+    (into / "config.json").unlink()
+    (into / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]} | config))
+    return into
+
+
 def render(model: Path, name: str, *options: str, log_dir: Path) -> ServerProcess:
-    """`vllm launch render MODEL` with the shared flags."""
+    """`vllm launch render MODEL` with the shared flags; `model` is a Qwen3 directory without weights."""
     return server(
         "vllm-render",
-        *("launch", "render", model, "--served-model-name", name),
+        *("launch", "render", generative(model, log_dir / "model"), "--served-model-name", name),
         *RENDER_OPTIONS,
         *options,
         log_dir=log_dir,

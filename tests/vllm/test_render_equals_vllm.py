@@ -52,6 +52,7 @@ def comparable(rendered: dict[str, Any], eos: set[int]) -> dict[str, Any]:
     """A rendered request without what differs on purpose or at random."""
     fields = {key: value for key, value in rendered.items() if value is not None}
     del fields["request_id"]  # random
+    fields.pop("warnings", None)  # ours alone: history that vLLM changes silently is named
     sampling = DEFAULTS | {k: v for k, v in fields.pop("sampling_params").items() if k not in DERIVED}
     # Ours adds the EOS IDs: an engine without tokenizer would not stop at them by itself.
     sampling["stop_token_ids"] = sorted(set(sampling["stop_token_ids"]) | eos)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import tempfile
 from typing import Any
 
@@ -58,6 +59,14 @@ def _serve_one(settings: Settings) -> int:
         **_server_options(settings),
     )
     server = uvicorn.Server(config)
+
+    def stop_early(_signal: int, _frame: object) -> None:
+        # uvicorn takes the signals over while it runs and, when it has shut down, raises those it got once
+        # more; they have done their work, and the exit code is ours to choose.
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop_early)
     socket = config.bind_socket()
     address = settings.uds or f"http://{settings.host}:{socket.getsockname()[1]}"
     log.info("listening", address=address, pid=os.getpid())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ import uvicorn
 from pydantic import ValidationError
 
 from orchestrator import __version__
+from orchestrator.demo.cli import demo
+from orchestrator.embedded.cli import engine
 from orchestrator.server.app import create_app
 from orchestrator.settings import ConfigError, Server, Settings, merged, read_config
 
@@ -107,17 +108,11 @@ def configure_logging(server: Server) -> None:
     )
 
 
-def _register_lazily(name: str, module: str, function: str) -> None:
-    """A command of another part, whose libraries are imported only when that command is run.
-
-    ``serve`` must start without numpy and the demo's libraries.
-    """
-    if any(argument == name for argument in sys.argv[1:2]) and importlib.util.find_spec(module) is not None:
-        app.command(name)(getattr(importlib.import_module(module), function))
+# Their libraries (numpy, the demo's) are imported only when they run.
+app.command()(engine)
+app.command()(demo)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    _register_lazily("engine", "orchestrator.embedded.cli", "engine")
-    _register_lazily("demo", "orchestrator.demo", "demo")
     app()

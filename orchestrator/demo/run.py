@@ -1,0 +1,165 @@
+"""The demo: start two stacks, run one chat through each, say what happened, end everything."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import APIError
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from orchestrator.demo.chat import ChatRecord, stream_chat
+from orchestrator.demo.metrics import read_totals
+from orchestrator.demo.processes import Child, ProcessFailed, stop_all
+from orchestrator.demo.report import Transfer, print_message, print_report
+from orchestrator.demo.script import QUESTION, WEATHER_TOOL, write_script
+from orchestrator.demo.stack import Stack, build_stack
+
+QWEN3_FLAGS = (
+    *("--reasoning-parser", "qwen3"),
+    *("--tool-call-parser", "hermes"),
+    "--enable-auto-tool-choice",
+)
+STYLES = {"reasoning": "dim italic", "content": "", "call": "cyan"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose; see the command's help."""
+
+    model: Path
+    scripted_model: Path
+    prompt: str
+    max_tokens: int
+    port: int
+    ready_timeout: float
+    keep: bool
+
+
+def run(options: Options) -> int:
+    """The whole demo; returns the exit code. Every process it started has ended when it returns."""
+    console = Console(highlight=False)
+    for directory in (options.model, options.scripted_model):
+        if not (directory / "tokenizer.json").is_file():
+            console.print(f"{directory} is not a model directory: run `make models` first", style="red")
+            return 2
+    # A terminal's hang-up and a supervisor's TERM end the demo as Ctrl-C does: through the `with` blocks.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        with ExitStack() as cleanup:
+            _run(console, cleanup, options)
+    except KeyboardInterrupt:
+        console.print("\nall processes ended")
+        return 130
+    except (ProcessFailed, httpx.HTTPError, APIError) as failure:
+        console.print(f"\n{failure}", style="red", markup=False)
+        return 1
+    return 0
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
+    scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="pd-demo-")))
+    script = scratch / "script.json"
+    write_script(options.scripted_model, script, interval_ms=25)
+    real = build_stack("smollm2", options.model, scratch, port=options.port)
+    playing = ("--script", str(script))
+    scripted = build_stack(
+        "qwen3", options.scripted_model, scratch, render_flags=QWEN3_FLAGS, engine_flags=playing
+    )
+    children = [*real.children, *scripted.children]
+    cleanup.callback(stop_all, children)
+    _start(console, children, options.ready_timeout)
+
+    console.rule("1. A chat: render → prefill → decode → derender, with real weights", align="left")
+    chat = {"model": real.served, "messages": [{"role": "user", "content": options.prompt}]}
+    greedy = {"temperature": 0, "max_tokens": options.max_tokens}
+    record, transfer = _chat(console, real, options.prompt, chat | greedy)
+    print_report(console, record, transfer)
+
+    console.rule("2. Reasoning and a tool call: a scripted Qwen3 answer, same four hops", align="left")
+    request = {
+        "model": scripted.served,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "tools": [WEATHER_TOOL],
+        "max_tokens": 512,
+    }
+    record, transfer = _chat(console, scripted, QUESTION, request)
+    print_message(console, record)
+    print_report(console, record, transfer)
+
+    _print_curl(console, real, options.keep)
+    if options.keep:
+        for child in children:
+            console.print(f"  {child.name:24} {child.url}  pid {child.pid}")
+        console.print("running until Ctrl-C")
+        while True:
+            time.sleep(3600)
+
+
+def _start(console: Console, children: Sequence[Child], timeout: float) -> None:
+    """Start all at once and show each until it is ready. Raises ProcessFailed."""
+    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress, httpx.Client() as client:
+        tasks = {child.name: progress.add_task(f"{child.name} on {child.url}", total=1) for child in children}
+        for child in children:
+            child.start()
+        deadline = time.monotonic() + timeout
+        while waiting := [child for child in children if not child.poll_ready(client)]:
+            for child in children:
+                if child not in waiting:
+                    progress.update(tasks[child.name], completed=1)
+            if time.monotonic() > deadline:
+                names = ", ".join(child.name for child in waiting)
+                raise ProcessFailed(f"not ready after {timeout:g} s: {names}\n{waiting[0].log_tail()}")
+            time.sleep(0.05)
+        for child in children:
+            progress.update(tasks[child.name], completed=1)
+
+
+def _chat(
+    console: Console, stack: Stack, question: str, request: dict[str, Any]
+) -> tuple[ChatRecord, Transfer]:
+    console.print(f"[bold]user:[/bold] {question}")
+    shown = ""
+
+    def show(kind: str, text: str) -> None:
+        nonlocal shown
+        if kind != shown:
+            console.print(f"\n[bold]{'tool call' if kind == 'call' else kind}:[/bold] ", end="")
+            shown = kind
+        console.print(text, end="", style=STYLES[kind], markup=False, soft_wrap=True)
+
+    before = read_totals(stack.decode.url)
+    record = stream_chat(stack.orchestrator.url, request, show)
+    after = read_totals(stack.decode.url)
+    console.print("\n")
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    return record, Transfer(
+        grown("embedded:kv_bytes_received_total"), grown("embedded:kv_pull_seconds_total")
+    )
+
+
+def _print_curl(console: Console, stack: Stack, keep: bool) -> None:
+    body = {"model": stack.served, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    when = "Try it yourself" if keep else "Run `make demo ARGS=--keep`, then try it yourself"
+    console.rule(when, align="left")
+    line = f"curl -N {stack.orchestrator.url}/v1/chat/completions -H 'Content-Type: application/json' "
+    console.print(line + f"-d {shlex.quote(json.dumps(body))}", soft_wrap=True, markup=False)

@@ -174,7 +174,7 @@ WITHOUT_CLIENT: Final = frozenset({S.DRAINING, S.FREEING, S.ABANDONED})
 
 INITIAL: Final = Step(S.RENDERING, (F.START_RENDER,))
 
-OUTSIDE: Final = frozenset({E.CLIENT_GONE, E.SIBLING_FAILED, E.DEADLINE})
+OUTSIDE: Final = (E.CLIENT_GONE, E.SIBLING_FAILED, E.DEADLINE)
 """Events that may arrive at any time, whatever the hops do."""
 
 
@@ -223,7 +223,7 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         # A decode that was refused or died has not told the prefill engine anything: the blocks sit out the
         # lease.
         E.DECODE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
-        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.KV_STRANDED, F.CHOOSE_DECODE)),
         E.DECODE_FAILED: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
         # Only engines whose decode side does not renew the lease let the timer run here. What they would
         # answer now may be another request's text, so that leg is cut off before it can.

@@ -1,0 +1,367 @@
+"""The request machine: every cell, and the laws that hold on every path through the table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from orchestrator.core.request_machine import (
+    ABORT_EARLY,
+    FREE_HELD_KV,
+    IMPOSSIBLE,
+    INITIAL,
+    OUTSIDE,
+    TERMINAL,
+    TRANSITIONS,
+    WITHOUT_CLIENT,
+    Effect,
+    Event,
+    ImpossibleEvent,
+    Policy,
+    RequestMachine,
+    Row,
+    State,
+    build_table,
+)
+from scripts import request_machine_diagram
+
+# What must happen, written down apart from the code: state, event -> next state: effects in order.
+EXPECTED = """
+rendering rendered -> prefilling: start_prefill
+rendering rendered_direct -> queued: choose_decode
+rendering render_retry -> rendering: start_render
+rendering render_failed -> failed: fail
+rendering client_gone -> abandoned:
+rendering sibling_failed -> abandoned:
+rendering deadline -> failed: fail
+prefilling prefilled -> kv_held: hold_kv choose_decode
+prefilling prefill_retry -> prefilling: start_prefill
+prefilling prefill_recompute -> queued: count_recompute choose_decode
+prefilling prefill_failed -> failed: fail
+prefilling client_gone -> abandoned: abort_prefill
+prefilling sibling_failed -> abandoned: abort_prefill
+prefilling deadline -> failed: abort_prefill fail
+kv_held decode_admitted -> decoding: start_decode
+kv_held decode_failed -> failed: kv_stranded fail
+kv_held lease_retry -> prefilling: kv_stranded start_prefill
+kv_held lease_lost -> failed: kv_stranded fail
+kv_held client_gone -> abandoned: kv_stranded
+kv_held sibling_failed -> abandoned: kv_stranded
+kv_held deadline -> failed: kv_stranded fail
+queued decode_admitted -> decoding: start_decode
+queued decode_failed -> failed: fail
+queued client_gone -> abandoned:
+queued sibling_failed -> abandoned:
+queued deadline -> failed: fail
+decoding first_token -> buffering: kv_consumed
+decoding decode_retry -> prefilling: kv_stranded start_prefill
+decoding decode_retry_direct -> queued: kv_stranded choose_decode
+decoding decode_failed -> failed: kv_stranded fail
+decoding lease_retry -> prefilling: abort_decode kv_stranded start_prefill
+decoding lease_lost -> failed: abort_decode kv_stranded fail
+decoding client_gone -> draining: arm_cleanup
+decoding sibling_failed -> draining: arm_cleanup
+decoding deadline -> draining: fail arm_cleanup
+buffering visible -> streaming:
+buffering decode_ended -> finishing: flush
+buffering stop_matched -> finishing: abort_decode flush
+buffering decode_retry -> prefilling: reset_output start_prefill
+buffering decode_retry_direct -> queued: reset_output choose_decode
+buffering decode_failed -> failed: fail
+buffering derender_failed -> failed: abort_decode fail
+buffering client_gone -> abandoned: abort_decode
+buffering sibling_failed -> abandoned: abort_decode
+buffering deadline -> failed: abort_decode fail
+streaming decode_ended -> finishing: flush
+streaming stop_matched -> finishing: abort_decode flush
+streaming decode_failed -> failed: fail
+streaming derender_failed -> failed: abort_decode fail
+streaming client_gone -> abandoned: abort_decode
+streaming sibling_failed -> abandoned: abort_decode
+streaming deadline -> failed: abort_decode fail
+finishing flushed -> done: complete
+finishing derender_failed -> failed: fail
+finishing client_gone -> abandoned:
+finishing sibling_failed -> abandoned:
+finishing deadline -> failed: fail
+finishing visible -> finishing:
+draining first_token -> abandoned: kv_consumed abort_decode
+draining decode_failed -> abandoned: kv_stranded
+draining cleanup_timeout -> abandoned: abort_decode kv_stranded
+draining lease_lost -> abandoned: abort_decode kv_stranded
+draining client_gone -> draining:
+draining sibling_failed -> draining:
+draining deadline -> draining:
+freeing first_token -> abandoned: kv_consumed
+freeing decode_failed -> abandoned: kv_stranded
+freeing cleanup_timeout -> abandoned: abort_decode kv_stranded
+freeing lease_lost -> abandoned: abort_decode kv_stranded
+freeing client_gone -> freeing:
+freeing sibling_failed -> freeing:
+freeing deadline -> freeing:
+done client_gone -> done:
+done sibling_failed -> done:
+done deadline -> done:
+failed client_gone -> failed:
+failed sibling_failed -> failed:
+failed deadline -> failed:
+abandoned client_gone -> abandoned:
+abandoned sibling_failed -> abandoned:
+abandoned deadline -> abandoned:
+"""
+EXPECTED_WHEN_FREEING = """
+kv_held client_gone -> freeing: start_freeing arm_cleanup
+kv_held sibling_failed -> freeing: start_freeing arm_cleanup
+kv_held deadline -> freeing: fail start_freeing arm_cleanup
+"""
+EXPECTED_WHEN_ABORTING_EARLY = """
+decoding client_gone -> abandoned: abort_decode kv_stranded
+decoding sibling_failed -> abandoned: abort_decode kv_stranded
+decoding deadline -> failed: abort_decode kv_stranded fail
+"""
+
+Cell = tuple[State, Event]
+
+
+def read(text: str) -> dict[Cell, tuple[State, tuple[Effect, ...]]]:
+    cells = {}
+    for line in text.strip().splitlines():
+        left, _, right = line.partition(" -> ")
+        state, event = left.split()
+        target, _, effects = right.partition(":")
+        cells[State(state), Event(event)] = State(target), tuple(Effect(e) for e in effects.split())
+    return cells
+
+
+CELLS = read(EXPECTED)
+LEAVING = Policy(held_kv="lease")
+POLICIES = [
+    Policy(held_kv=held, abort_decode=abort)  # type: ignore[arg-type]
+    for held in ("lease", "free")
+    for abort in ("first_token", "at_once")
+]
+
+
+def machine_in(state: State, policy: Policy = LEAVING) -> RequestMachine:
+    machine = RequestMachine(policy)
+    machine.state = state
+    return machine
+
+
+@pytest.mark.parametrize("state", State, ids=lambda s: s.value)
+@pytest.mark.parametrize("event", Event, ids=lambda e: e.value)
+def test_cell(state: State, event: Event) -> None:
+    machine = machine_in(state)
+    expected = CELLS.get((state, event))
+    if expected is None:
+        with pytest.raises(ImpossibleEvent):
+            machine.feed(event)
+        assert machine.state is state
+        return
+    effects = machine.feed(event)
+    assert (machine.state, effects) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "cells"),
+    [
+        (Policy(held_kv="free"), EXPECTED_WHEN_FREEING),
+        (Policy(held_kv="lease", abort_decode="at_once"), EXPECTED_WHEN_ABORTING_EARLY),
+    ],
+    ids=["free held kv", "abort early"],
+)
+def test_policy_replaces_exactly_its_cells(policy: Policy, cells: str) -> None:
+    expected = CELLS | read(cells)
+    table = build_table(policy)
+    assert {
+        (state, event): (step.state, step.effects)
+        for state, row in table.items()
+        for event, step in row.items()
+    } == expected
+
+
+@pytest.mark.parametrize("state", State, ids=lambda s: s.value)
+def test_each_event_is_a_cell_or_named_impossible_and_never_both(state: State) -> None:
+    cells = set(TRANSITIONS[state])
+    assert cells | IMPOSSIBLE[state] == set(Event)
+    assert not cells & IMPOSSIBLE[state]
+
+
+def test_overlays_replace_only_cells_that_exist() -> None:
+    overlays: tuple[Mapping[State, Row], ...] = (FREE_HELD_KV, ABORT_EARLY)
+    for overlay in overlays:
+        for state, row in overlay.items():
+            assert set(row) <= set(TRANSITIONS[state])
+
+
+def walks(policy: Policy, count: int) -> list[list[tuple[State, Event, State, tuple[Effect, ...]]]]:
+    """Random paths from the start to a terminal state."""
+    draw = random.Random(f"{policy}")
+    table = build_table(policy)
+    paths = []
+    for _ in range(count):
+        state, path = INITIAL.state, []
+        while state not in TERMINAL:
+            events = [e for e in Event if e in table[state]]
+            # Equal odds would end nearly every walk before it reaches output.
+            [event] = draw.choices(events, [0.2 if e in OUTSIDE else 1.0 for e in events])
+            step = table[state][event]
+            path.append((state, event, step.state, step.effects))
+            state = step.state
+        paths.append(path)
+    return paths
+
+
+STARTS = {Effect.START_RENDER, Effect.START_PREFILL, Effect.START_DECODE, Effect.CHOOSE_DECODE}
+OUTCOMES = {Effect.COMPLETE, Effect.FAIL}
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_laws_of_every_path(policy: Policy) -> None:
+    seen: set[State] = set()
+    for path in walks(policy, 1500):
+        effects = [effect for *_, step in path for effect in step]
+        outcome = [effect for effect in effects if effect in OUTCOMES]
+        held = visible = over = False
+        for _state, event, target, step in path:
+            seen.add(target)
+            for effect in step:
+                assert not (over and effect in STARTS | OUTCOMES), (
+                    "work or a second outcome after the outcome"
+                )
+                assert not (visible and effect in STARTS | {Effect.RESET_OUTPUT}), (
+                    "retry after visible output"
+                )
+                if effect is Effect.HOLD_KV:
+                    assert not held
+                    held = True
+                elif effect in (Effect.KV_CONSUMED, Effect.KV_STRANDED):
+                    held = False
+                elif effect in (Effect.START_PREFILL, Effect.FLUSH):
+                    assert not held, "a lease is settled before the run goes on without it"
+                over = over or effect in OUTCOMES
+            visible = visible or target is State.STREAMING
+            client_left = event in (Event.CLIENT_GONE, Event.SIBLING_FAILED)
+            over = over or client_left
+        assert not held, "every lease is settled once"
+        assert len(outcome) <= 1
+        left = any(event in (Event.CLIENT_GONE, Event.SIBLING_FAILED) for _, event, *_ in path)
+        assert outcome or left, "a client that is there is told something"
+        if path[-1][2] is State.DONE:
+            assert outcome == [Effect.COMPLETE]
+    assert seen | {State.RENDERING} >= set(State) - (
+        set() if policy.held_kv == "free" else {State.FREEING}
+    ) - ({State.DRAINING} if policy.abort_decode == "at_once" else set())
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_outside_events_are_possible_in_every_state_and_end_the_interest_of_the_client(
+    policy: Policy,
+) -> None:
+    table = build_table(policy)
+    for state in State:
+        for event in OUTSIDE:
+            assert table[state][event].state in WITHOUT_CLIENT | TERMINAL
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_every_state_without_a_client_is_left_by_a_timeout(policy: Policy) -> None:
+    table = build_table(policy)
+    for state in WITHOUT_CLIENT - TERMINAL:
+        assert table[state][Event.CLEANUP_TIMEOUT].state is State.ABANDONED
+    for row in table.values():
+        for step in row.values():
+            if step.state in WITHOUT_CLIENT - TERMINAL and step.effects:
+                assert Effect.ARM_CLEANUP in step.effects
+
+
+def test_params_are_never_sent_twice() -> None:
+    """Between two decodes of a run in P/D mode lies a prefill."""
+    for path in walks(Policy(held_kv="free"), 1500):
+        fresh = False
+        for _state, event, _target, step in path:
+            if event in (Event.RENDERED_DIRECT, Event.PREFILL_RECOMPUTE, Event.DECODE_RETRY_DIRECT):
+                break  # No params from here on.
+            fresh = fresh or event is Event.PREFILLED
+            if Effect.START_DECODE in step or Effect.START_FREEING in step:
+                assert fresh
+                fresh = False
+
+
+# ---- classification of failures ----------------------------------------------------------------------------
+
+
+def test_prefill_failures() -> None:
+    machine = RequestMachine(Policy(prefill_attempts=2))
+    machine.feed(Event.RENDERED)
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=True) is Event.PREFILL_FAILED
+    assert machine.after_prefill_failure(retry_safe=False, client_fault=False) is Event.PREFILL_FAILED
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_RETRY
+    machine.feed(Event.PREFILL_RETRY)
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_FAILED
+
+
+def test_recompute_policy_never_hides_a_client_fault() -> None:
+    machine = RequestMachine(Policy(prefill_failure="recompute", prefill_attempts=1))
+    machine.feed(Event.RENDERED)
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_RECOMPUTE
+    assert machine.after_unusable_prefill() is Event.PREFILL_RECOMPUTE
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=True) is Event.PREFILL_FAILED
+
+
+def advance(machine: RequestMachine, *events: Event) -> RequestMachine:
+    for event in events:
+        machine.feed(event)
+    return machine
+
+
+PD_DECODING = (Event.RENDERED, Event.PREFILLED, Event.DECODE_ADMITTED)
+
+
+def test_decode_failures_in_pd_mode_go_back_to_prefill_with_attempts_of_its_own() -> None:
+    machine = advance(RequestMachine(Policy(decode_attempts=2, prefill_attempts=1)), *PD_DECODING)
+    assert machine.after_decode_failure(retry_safe=False) is Event.DECODE_FAILED
+    assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_RETRY
+    advance(machine, Event.DECODE_RETRY)
+    assert machine.prefill_attempts == 1
+    advance(machine, Event.PREFILLED, Event.DECODE_ADMITTED)
+    assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_FAILED
+
+
+def test_decode_failures_without_prefill_are_repeated_directly() -> None:
+    machine = advance(
+        RequestMachine(Policy()), Event.RENDERED_DIRECT, Event.DECODE_ADMITTED, Event.FIRST_TOKEN
+    )
+    assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_RETRY_DIRECT
+    recomputing = advance(
+        RequestMachine(Policy()), Event.RENDERED, Event.PREFILL_RECOMPUTE, Event.DECODE_ADMITTED
+    )
+    assert recomputing.after_decode_failure(retry_safe=True) is Event.DECODE_RETRY_DIRECT
+
+
+@pytest.mark.parametrize("last", [(Event.FIRST_TOKEN, Event.VISIBLE), (Event.CLIENT_GONE,)], ids=str)
+def test_nothing_is_retried_after_visible_output_or_without_a_client(last: tuple[Event, ...]) -> None:
+    machine = advance(RequestMachine(Policy(decode_attempts=9)), *PD_DECODING, *last)
+    assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_FAILED
+
+
+def test_lease_end_is_retried_while_attempts_last_and_a_client_waits() -> None:
+    machine = advance(RequestMachine(Policy(prefill_attempts=2)), *PD_DECODING)
+    assert machine.after_lease_end() is Event.LEASE_RETRY
+    advance(machine, Event.LEASE_RETRY, Event.PREFILLED, Event.DECODE_ADMITTED)
+    assert machine.after_lease_end() is Event.LEASE_LOST
+    drained = advance(RequestMachine(Policy(prefill_attempts=9)), *PD_DECODING, Event.CLIENT_GONE)
+    assert drained.after_lease_end() is Event.LEASE_LOST
+
+
+def test_repr_shows_state_and_attempts() -> None:
+    machine = advance(RequestMachine(Policy()), *PD_DECODING)
+    assert repr(machine) == "<RequestMachine decoding prefill=1 decode=1>"
+    assert not machine.over
+
+
+def test_the_page_in_the_docs_is_what_the_tables_say() -> None:
+    page = request_machine_diagram.PAGE.read_text(encoding="utf-8")
+    assert page == request_machine_diagram.page(), "run scripts/request_machine_diagram.py"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from render_tier.server.app import RenderApp
 from render_tier.server.service import Service
 from render_tier.settings import Settings
 from tests.support.corpus import exchanges
@@ -78,8 +79,12 @@ def _named(recorded: list[dict[str, Any]], paths: tuple[str, ...]) -> list[Any]:
     ]
 
 
+Servers = dict[str, tuple[Settings, Service]]
+ClientOf = Callable[[str], Awaitable[httpx.AsyncClient]]
+
+
 @pytest.fixture(scope="module")
-def servers(qwen3_dir: Path, llama3_1_dir: Path) -> dict[str, tuple[Settings, Service]]:
+def servers(qwen3_dir: Path, llama3_1_dir: Path) -> Servers:
     settings = {
         "qwen3": settings_for(qwen3_dir, **QWEN3),
         "llama": settings_for(
@@ -93,12 +98,16 @@ def servers(qwen3_dir: Path, llama3_1_dir: Path) -> dict[str, tuple[Settings, Se
 
 
 @pytest.fixture
-async def clients(
-    servers: dict[str, tuple[Settings, Service]],
-) -> AsyncIterator[dict[str, httpx.AsyncClient]]:
-    opened = {name: await app_client(*server) for name, server in servers.items()}
-    yield {name: client for name, (_, client) in opened.items()}
-    for app, client in opened.values():
+async def client_of(servers: Servers) -> AsyncIterator[ClientOf]:
+    """``await client_of(name)``: a client of that server."""
+    opened: list[tuple[RenderApp, httpx.AsyncClient]] = []
+
+    async def open_client(name: str) -> httpx.AsyncClient:
+        opened.append(await app_client(*servers[name]))
+        return opened[-1][1]
+
+    yield open_client
+    for app, client in opened:
         await client.aclose()
         await idle(app)
 
@@ -112,9 +121,9 @@ async def _replay(client: httpx.AsyncClient, request: dict[str, Any]) -> httpx.R
 
 
 @pytest.mark.parametrize("exchange", _named(RECORDED, RENDER))
-async def test_render(exchange: dict[str, Any], clients: dict[str, httpx.AsyncClient], servers: Any) -> None:
+async def test_render(exchange: dict[str, Any], client_of: ClientOf, servers: Servers) -> None:
     server = "llama" if exchange["id"] in LLAMA else "qwen3"
-    response = await _replay(clients[server], exchange["request"])
+    response = await _replay(await client_of(server), exchange["request"])
     recorded = exchange["response"]
     if exchange["id"] in REFUSED_HERE:
         assert response.status_code == 400
@@ -199,10 +208,8 @@ def _enforce_schemas(tag: dict[str, Any], functions: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("exchange", _named(RECORDED, TOKENIZE))
-async def test_tokenize_and_detokenize(
-    exchange: dict[str, Any], clients: dict[str, httpx.AsyncClient]
-) -> None:
-    response = await _replay(clients["qwen3"], exchange["request"])
+async def test_tokenize_and_detokenize(exchange: dict[str, Any], client_of: ClientOf) -> None:
+    response = await _replay(await client_of("qwen3"), exchange["request"])
     assert (response.status_code, response.json()) == (
         exchange["response"]["status"],
         exchange["response"]["body"],
@@ -210,10 +217,8 @@ async def test_tokenize_and_detokenize(
 
 
 @pytest.mark.parametrize("exchange", _named(RECORDED, tuple(NOT_OFFERED)))
-async def test_endpoints_that_are_not_offered(
-    exchange: dict[str, Any], clients: dict[str, httpx.AsyncClient]
-) -> None:
-    response = await _replay(clients["qwen3"], exchange["request"])
+async def test_endpoints_that_are_not_offered(exchange: dict[str, Any], client_of: ClientOf) -> None:
+    response = await _replay(await client_of("qwen3"), exchange["request"])
     assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
 
 
@@ -224,10 +229,10 @@ OTHER = tuple(
 
 
 @pytest.mark.parametrize("exchange", _named(RECORDED, OTHER))
-async def test_other_endpoints(exchange: dict[str, Any], clients: dict[str, httpx.AsyncClient]) -> None:
+async def test_other_endpoints(exchange: dict[str, Any], client_of: ClientOf) -> None:
     """Health, models, metrics, and paths that neither server has."""
     request, recorded = exchange["request"], exchange["response"]
-    response = await _replay(clients["qwen3"], request)
+    response = await _replay(await client_of("qwen3"), request)
     assert response.status_code == recorded["status"]
     match request["path"]:
         case "/version" | "/metrics":

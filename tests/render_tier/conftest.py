@@ -62,7 +62,8 @@ async def serve(qwen3_settings: Settings, qwen3_service: Service) -> AsyncIterat
     opened: list[tuple[RenderApp, httpx.AsyncClient]] = []
 
     async def start(**changes: Any) -> httpx.AsyncClient:
-        app, client = await app_client(qwen3_settings.model_copy(update=changes), qwen3_service)
+        settings = qwen3_settings.model_copy(update=changes)
+        app, client = await app_client(settings, load_service(settings, qwen3_service.assets))
         opened.append((app, client))
         return client
 

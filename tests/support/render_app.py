@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from render_tier.model import ModelAssets
 from render_tier.server.app import RenderApp, create_app
 from render_tier.server.service import Service
 from render_tier.settings import Settings
@@ -23,27 +23,24 @@ QWEN3: dict[str, Any] = {
 }
 """As the recorded server was started."""
 
+_services: dict[str, Service] = {}
+
 
 def settings_for(directory: Path, **values: Any) -> Settings:
     return Settings(model=str(directory), **values)
 
 
-_services: dict[str, Service] = {}
+def load_service(settings: Settings, assets: ModelAssets | None = None) -> Service:
+    """One for each settings in the whole run, around ``assets`` when they are loaded already."""
+    key = settings.digest()
+    if key not in _services:
+        _services[key] = Service.load(settings) if assets is None else Service(settings, assets)
+    return _services[key]
 
 
-def load_service(settings: Settings) -> Service:
-    """One per settings, for the whole run."""
-    return _load(settings.model_dump_json())
-
-
-@cache
-def _load(settings_json: str) -> Service:
-    return Service.load(Settings.model_validate_json(settings_json))
-
-
-async def app_client(settings: Settings, loaded: Service) -> tuple[RenderApp, httpx.AsyncClient]:
-    """A ready application with ``settings`` over the model of ``loaded``, and a client that speaks to it."""
-    app = create_app(settings, preloaded=Service(settings, loaded.assets))
+async def app_client(settings: Settings, service: Service) -> tuple[RenderApp, httpx.AsyncClient]:
+    """A ready application and a client that speaks to it."""
+    app = create_app(settings, preloaded=service)
     await app.runtime.start()
     while app.runtime.service is None:
         assert app.runtime.failure is None, app.runtime.failure

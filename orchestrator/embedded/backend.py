@@ -14,8 +14,8 @@ PromptLogprobs = list[tuple[RankedToken, ...]]
 
 @dataclass(frozen=True)
 class Decoded:
-    """One sampled token. ``ending`` ends the sequence for a reason of the backend's own; ``delay`` is how many
-    seconds from now the next token of the sequence may be computed at the earliest."""
+    """One sampled token. ``ending`` ends the sequence for a reason of the backend's own; ``delay`` is how
+    many seconds from now the next token of the sequence may be computed at the earliest."""
 
     sampled: SampledToken
     ending: Ending | None = None
@@ -23,7 +23,7 @@ class Decoded:
 
 
 class SequenceSource(Protocol):
-    """Backend state of one output sequence. ``delay``: seconds from arrival to its first token at the earliest."""
+    """Backend state of one output sequence. ``delay``: least seconds from arrival to its first token."""
 
     delay: float
 

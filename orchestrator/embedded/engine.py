@@ -1,8 +1,8 @@
 """The engine: one model thread that runs the scheduler's steps on a backend, and a thread-safe front.
 
-The scheduler and the leases are pure and not thread-safe; every access is under one lock that is never held while
-the backend computes, so calls from an event loop return in microseconds. Events go to each job's listener, in
-order, on the model thread or on the thread of the call that caused them; a listener must only hand them on.
+The scheduler and the leases are pure and not thread-safe; every access is under one lock that is never held
+while the backend computes, so calls from an event loop return in microseconds. Events go to the job's listener
+in order, on the model thread or on the thread of the call that caused them; a listener only hands them on.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class Engine:
             self._changed.notify()
 
     def abort(self, job_id: str) -> None:
-        """End a job; unknown or ended ids are ignored. Its listener sees Aborted, at once unless the backend or
-        a transfer is using its blocks."""
+        """End a job; unknown or ended ids are ignored. Its listener sees Aborted, at once unless the backend
+        or a transfer is using its blocks."""
         with self._changed:
             request = self._scheduler.abort(job_id)
             live = self._retire(request) if request is not None and request.state is State.DONE else None
@@ -238,8 +238,8 @@ class Engine:
             live.listener(Aborted())
 
     def loaded(self, job_id: str, *, blocks: tuple[int, ...], ok: bool) -> Loaded:
-        """The transfer that ``LoadNow`` asked for is over and touches the blocks no more. Unless the answer is
-        READY the job has ended; no event says so."""
+        """The transfer that ``LoadNow`` asked for is over and touches the blocks no more. Unless the answer
+        is READY the job has ended; no event says so."""
         with self._changed:
             live, request = self._live[job_id], self._scheduler.running_request(job_id)
         accepted = ok and self.backend.accept_loaded(live.job.prompt, blocks)

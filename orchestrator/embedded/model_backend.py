@@ -17,7 +17,7 @@ from orchestrator.embedded.weights import eos_token_ids, fingerprint, load_confi
 class ModelBackend:
     """Greedy and sampled generation from a model directory.
 
-    ``threads`` is set for BLAS in the whole process: results of one engine must not depend on who else set it.
+    ``threads`` is set for BLAS in the whole process: results must not depend on what was set before.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The generate answer, whole and as SSE, with the fields and their order as a tokens-only vLLM writes them."""
+"""The generate answer, whole and as SSE: fields and their order as a tokens-only vLLM writes them."""
 
 from __future__ import annotations
 

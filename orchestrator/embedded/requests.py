@@ -73,7 +73,7 @@ class GenerateBody(BaseModel):
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What a request is checked against. ``max_prompt_and_output`` is the model's context length."""
+    """What a request is checked against."""
 
     served_names: tuple[str, ...]
     role: Role
@@ -168,12 +168,13 @@ def _check_prompt(prompt: tuple[int, ...], limits: EngineLimits) -> None:
     if len(prompt) > limits.max_model_len:
         raise BadRequest(
             f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of "
-            f"{limits.max_model_len}. Make sure that `max_model_len` is no smaller than the number of text tokens."
+            f"{limits.max_model_len}. Make sure that `max_model_len` is no smaller than the number of text "
+            "tokens."
         )
     if len(prompt) == limits.max_model_len:
         raise BadRequest(
-            f"The decoder prompt (length {len(prompt)}) plus the number of requested output tokens (at least 1) "
-            f"is longer than the maximum model length of {limits.max_model_len}."
+            f"The decoder prompt (length {len(prompt)}) plus the number of requested output tokens "
+            f"(at least 1) is longer than the maximum model length of {limits.max_model_len}."
         )
     largest = max(prompt)
     if largest >= limits.vocab_size:
@@ -279,7 +280,8 @@ def _logprobs(kind: str, param: str, count: int | None, limits: EngineLimits) ->
     wanted = limits.vocab_size if count == -1 else count
     if wanted > limits.max_logprobs:
         raise BadRequest(
-            f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: {limits.max_logprobs}",
+            f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: "
+            f"{limits.max_logprobs}",
             param=param,
         )
     return wanted

@@ -1,19 +1,19 @@
 """The backend that plays a script: given token IDs at a given pace, behind the same surface as a model.
 
-A script is a JSON array of entries, or one entry per line (JSONL). The first entry that matches a prompt answers
-it; no entry: 400. An entry:
+A script is a JSON array of entries, or one entry per line (JSONL). The first entry that matches a prompt
+answers it; no entry: 400. An entry:
 
     {"match": {"suffix": [1, 2], "contains": [7, 8]},   both optional; without "match": any prompt
      "token_ids": [5, 6, 7],                            required; what is generated, in order
      "interval_ms": 20,                                 pause between tokens (0)
      "first_token_ms": 100,                             earliest time of the first token after arrival (0)
-     "finish_reason": "stop", "stop_reason": null}      how the sequence ends after the last token ("stop", null)
+     "finish_reason": "stop", "stop_reason": null}      how the sequence ends after its last token
 
-The request's own limits apply as ever: max_tokens, stop_token_ids and EOS may end it earlier. Sampling parameters
-do not change what is played; log-probabilities are 0 for the played token.
+The request's own limits apply as ever: max_tokens, stop_token_ids and EOS may end it earlier. Sampling
+parameters do not change what is played; log-probabilities are 0 for the played token.
 
-KV of a position is a digest chain of the tokens up to it, so that a transfer moves real bytes and the receiving
-engine can tell whether they belong to the prompt.
+KV of a position is a digest chain of the tokens up to it, so that a transfer moves real bytes and the
+receiving engine can tell whether they belong to the prompt.
 """
 
 from __future__ import annotations

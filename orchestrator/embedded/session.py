@@ -1,4 +1,4 @@
-"""One generate call from claim to last token: pulls KV if need be, submits the job, turns events into bytes."""
+"""One generate call from claim to last token: pulls KV, submits the job, turns events into bytes."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class EngineIdentity:
 
 
 class Session:
-    """Entering it claims remote KV, queues the job and waits until it runs: every refusal happens there, before
-    a byte of the answer. Leaving it aborts what has not ended."""
+    """Entering it claims remote KV, queues the job and waits until it runs: every refusal happens there,
+    before a byte of the answer. Leaving it aborts what has not ended."""
 
     def __init__(
         self,

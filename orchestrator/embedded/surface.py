@@ -36,7 +36,7 @@ MAX_ABORT_IDS: Final = 10_000
 
 @dataclass(frozen=True)
 class SurfaceSettings:
-    """``advertised_host`` is where decode engines reach the transfer port, when that is not the bound address."""
+    """``advertised_host``: where decode engines reach the transfer port, if not at the bound address."""
 
     root: str
     transfer: TransferServerSettings = field(default_factory=TransferServerSettings)

@@ -45,7 +45,9 @@ class Client:
 
     def prefill(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """The prefill leg: kv_transfer_params."""
-        answer = self.generate(token_ids, sampling={"max_tokens": 1}, kv_transfer_params={"do_remote_decode": True})
+        answer = self.generate(
+            token_ids, sampling={"max_tokens": 1}, kv_transfer_params={"do_remote_decode": True}
+        )
         params: dict[str, Any] = answer["kv_transfer_params"]
         assert params is not None
         return params
@@ -62,7 +64,9 @@ class Client:
         assert (gauges.waiting, gauges.leases, gauges.blocks_used) == (0, 0, 0), self.running.engine
 
 
-def body(token_ids: Sequence[int], *, sampling: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+def body(
+    token_ids: Sequence[int], *, sampling: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
     params = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, **(sampling or {})}
     return {"token_ids": list(token_ids), "sampling_params": params, **fields}
 
@@ -82,9 +86,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving(
-    model: Path, *, settings: EngineSettings | None = None, **options: Any
-) -> Iterator[Client]:
+def serving(model: Path, *, settings: EngineSettings | None = None, **options: Any) -> Iterator[Client]:
     """An engine of the tiny model (or of ``script``) behind its real server."""
     chosen = EngineOptions(
         model=model, served_names=(NAME,), engine=settings or EngineSettings(lease_seconds=20.0), **options

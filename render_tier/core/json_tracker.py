@@ -36,6 +36,7 @@ WORD: Final = 10  # `detail`: index in _PREFIXES
 LOOSE: Final = 11  # invalid: only brackets and strings count
 LOOSE_SCALAR: Final = 12  # invalid scalar at the root: ends at a delimiter
 DONE: Final = 13
+BROKEN: Final = 14  # strict and invalid
 
 _STRING_RUN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _LOOSE_RUN: Final = re.compile(r'[^"<{}\[\]]+')
@@ -73,9 +74,10 @@ class JsonTracker:
     value is plausibly JSON: a scalar or array has begun, or an object's brace is followed by a quote or a
     brace."""
 
-    __slots__ = ("deeper", "detail", "is_key", "mode", "stack", "valid")
+    __slots__ = ("deeper", "detail", "is_key", "mode", "stack", "strict", "valid")
 
-    def __init__(self) -> None:
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
         self.mode = VALUE
         self.detail = 0
         self.stack = bytearray()
@@ -86,6 +88,15 @@ class JsonTracker:
     @property
     def started(self) -> bool:
         return self.mode != VALUE or bool(self.stack)
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether what was read is a whole value: a number ends only where the text does."""
+        if self.stack or not self.valid:
+            return False
+        if self.mode == NUMBER:
+            return self.detail in _NUMBER_ENDS
+        return self.mode == DONE or (self.mode == WORD and self.detail in _WORDS)
 
     @property
     def settled(self) -> bool:
@@ -113,7 +124,7 @@ class JsonTracker:
                 elif character == "\\":
                     self.mode = ESCAPE
                 else:  # a control character: not JSON, but the string goes on
-                    self.valid = False
+                    self._spoil(STRING)
             elif mode == NUMBER:
                 to = _NUMBER[self.detail].get(text[index])
                 if to is not None:
@@ -146,8 +157,9 @@ class JsonTracker:
                 if character == "u":
                     self.mode, self.detail = HEX, 4
                 else:
-                    self.valid = self.valid and character in '"\\/bfnrt'
                     self.mode = STRING
+                    if character not in '"\\/bfnrt':
+                        self._spoil(STRING)
             elif mode == HEX:
                 if text[index] in "0123456789abcdefABCDEF":
                     index += 1
@@ -155,14 +167,13 @@ class JsonTracker:
                     if self.detail == 0:
                         self.mode = STRING
                 else:
-                    self.valid = False
-                    self.mode = STRING
+                    self._spoil(STRING)
             elif mode == LOOSE_SCALAR:
                 if text[index] in _SCALAR_END:
                     self.mode = DONE
                     return index
                 index += 1
-            elif mode == DONE:
+            elif mode >= DONE:
                 return index
             else:
                 character = text[index]
@@ -204,8 +215,12 @@ class JsonTracker:
         return True
 
     def _break(self) -> None:
+        self._spoil(LOOSE if self.stack else LOOSE_SCALAR)
+
+    def _spoil(self, mode: int) -> None:
+        """Not JSON; goes on in ``mode`` unless strict."""
         self.valid = False
-        self.mode = LOOSE if self.stack else LOOSE_SCALAR
+        self.mode = BROKEN if self.strict else mode
 
     def _structure(self, character: str) -> bool:
         """One visible character between values. True when it is consumed; on an error the mode turns loose
@@ -270,10 +285,10 @@ class JsonTracker:
         return [self.mode, self.detail, bytes(self.stack), self.deeper, self.is_key, self.valid]
 
     @classmethod
-    def load(cls, state: Any) -> JsonTracker:
+    def load(cls, state: Any, *, strict: bool = False) -> JsonTracker:
         """The tracker that `dump` described. Raises ValueError or msgspec.ValidationError otherwise."""
         saved = msgspec.convert(state, _Saved)
-        self = cls()
+        self = cls(strict=strict)
         self.mode, self.detail, self.deeper = saved.mode, saved.detail, saved.deeper
         self.stack = bytearray(saved.stack)
         self.is_key, self.valid = saved.is_key, saved.valid

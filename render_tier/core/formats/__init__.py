@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from render_tier.core.formats.deepseek_r1 import DEEPSEEK_R1
+from render_tier.core.formats.deepseek_v3 import DEEPSEEK_V3
+from render_tier.core.formats.deepseek_v3_reasoning import DEEPSEEK_V3_REASONING
+from render_tier.core.formats.deepseek_v31 import DEEPSEEK_V31
 from render_tier.core.formats.hermes import HERMES
+from render_tier.core.formats.kimi_k2 import KIMI_K2, KIMI_K2_REASONING
 from render_tier.core.formats.plain import PLAIN
 from render_tier.core.formats.qwen3 import QWEN3
 from render_tier.core.prompt_state import prompt_reasoning
@@ -22,8 +27,22 @@ __all__ = [
     "tool_format",
 ]
 
-_REASONING: Final[dict[str, ReasoningFormat]] = {fmt.name: fmt for fmt in (QWEN3,)}
-_TOOLS: Final[dict[str, ToolFormat]] = {name: fmt for fmt in (HERMES,) for name in (fmt.name, *fmt.aliases)}
+_REASONING_FORMATS: Final = (
+    DEEPSEEK_R1,
+    DEEPSEEK_V3_REASONING,
+    KIMI_K2_REASONING,
+    QWEN3,
+)
+_TOOL_FORMATS: Final = (
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    HERMES,
+    KIMI_K2,
+)
+_REASONING: Final[dict[str, ReasoningFormat]] = {fmt.name: fmt for fmt in _REASONING_FORMATS}
+_TOOLS: Final[dict[str, ToolFormat]] = {
+    name: fmt for fmt in _TOOL_FORMATS for name in (fmt.name, *fmt.aliases)
+}
 
 REASONING_NAMES: Final = tuple(sorted(_REASONING))
 TOOL_NAMES: Final = tuple(sorted(_TOOLS))

@@ -1,0 +1,49 @@
+"""Kimi K2 reasoning and tool calls.
+
+Calls stand in a section, each ``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}``
+``<|tool_call_end|>``. The header is the call's ID, which counts over the whole conversation; it is handed on
+with the call. Text after the first section is not shown.
+"""
+
+from __future__ import annotations
+
+from render_tier.core.header_call import HeaderCallFormat
+from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
+
+KIMI_K2_REASONING = ReasoningFormat(
+    name="kimi_k2",
+    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
+    initial="reasoning",
+    opened="reasoning",
+    start="<think>",
+    end="</think>",
+    ended_by_tools=frozenset({"reasoning"}),
+    content_on={"</think>": CONTENT},
+    disabled_by={"thinking": False, "enable_thinking": False},
+    trims=True,
+)
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_MARKERS = {_CALL: "call", _CALL_END: "section", _SECTION_END: "section", _SECTION: "section"}
+
+KIMI_K2 = ToolFormat(
+    name="kimi_k2",
+    states={
+        CONTENT: State(text=Region.CONTENT, on={_SECTION: "section"}),
+        "section": State(on=_MARKERS),
+        "call": State(
+            body=HeaderCallFormat(
+                separator=r"<\|tool_call_argument_begin\|>",
+                header=r"(?P<id>(?:functions\.)?(?P<name>[^:]*[^:\s])\s*(?::\d+)?)",
+                ends=(_CALL_END, _SECTION_END),
+            ),
+            on=_MARKERS,
+            inside=(_ARGUMENTS,),
+            done="section",
+            failed="section",
+        ),
+    },
+    blanks="drop_alone",
+    none_drops=True,
+)

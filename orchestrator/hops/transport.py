@@ -51,6 +51,8 @@ class Transport:
 
     async def close(self) -> None:
         await self._session.close()
+        # Connections that were broken off close in the loop's next turn.
+        await asyncio.sleep(0)
 
     @asynccontextmanager
     async def open(

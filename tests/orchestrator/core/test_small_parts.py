@@ -237,6 +237,12 @@ def test_with_fields_keeps_the_rest_byte_for_byte() -> None:
 
 def test_choiceless_frame() -> None:
     payload = choiceless_frame("chat.completion.chunk", "id", 5, "m", {"usage": {"x": 1}})
-    assert json.loads(payload.decode().removeprefix("data: ")) == {
-        "id": "id", "object": "chat.completion.chunk", "created": 5, "model": "m", "choices": [], "usage": {"x": 1},
-    }  # fmt: skip
+    chunk = json.loads(payload.decode().removeprefix("data: "))
+    assert chunk == {
+        "id": "id",
+        "object": "chat.completion.chunk",
+        "created": 5,
+        "model": "m",
+        "choices": [],
+        "usage": {"x": 1},
+    }

@@ -1,0 +1,116 @@
+"""What a client can get wrong: the contract's error body, as the official client's right exception class."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.orchestrator.conftest import Launch
+from tests.orchestrator.faults import GENERATE
+
+GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"{", {}),
+        (b"", {}),
+        (b"[]", {}),
+        (b'"x"', {}),
+        (b"\xff", {}),
+        (b"[" * 100_000, {}),
+        (b'{"a":' * 100_000, {}),
+        (b'{"messages": NaN}', {}),
+        (b"{}", {"content-type": "text/plain"}),
+        (b'{"timeout": "soon"}', {}),
+        (b"{}", {"x-request-timeout": "-1"}),
+    ],
+    ids=str,
+)
+async def test_bodies_that_are_not_requests(launch: Launch, body: bytes, headers: dict[str, str]) -> None:
+    async with launch() as stack:
+        answer = await stack.http.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"} | headers
+        )
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["code"] == 400
+        assert not any(stack.render.requests.values())
+        await stack.settled()
+
+
+async def test_a_body_that_is_too_large(launch: Launch) -> None:
+    async with launch(settings={"limits": {"body_bytes": 100}}) as stack:
+        body = json.dumps(GOOD | {"user": "x" * 100}).encode()
+
+        async def parts() -> Any:
+            yield body
+
+        headers = {"content-type": "application/json"}
+        for content in (body, parts()):
+            answer = await stack.http.post("/v1/chat/completions", content=content, headers=headers)
+            assert answer.status_code == 413
+        await stack.settled()
+
+
+async def test_renders_refusal_is_the_answer(launch: Launch) -> None:
+    async with launch() as stack:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as raised:
+                await stack.client.chat.completions.create(model="m", messages=[], stream=stream)
+            assert raised.value.param == "messages"
+        assert not stack.prefill[0].requests[GENERATE]
+        await stack.settled()
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "bad_words"])
+async def test_what_token_only_engines_cannot_do_is_refused_before_any_engine(
+    launch: Launch, name: str
+) -> None:
+    value: Any = {"json": {}} if name == "structured_outputs" else ["x"]
+    async with launch() as stack:
+        answer = await stack.http.post("/v1/chat/completions", json=GOOD | {name: value})
+        assert answer.status_code == 400
+        assert name in answer.json()["error"]["message"]
+        assert not stack.prefill[0].requests[GENERATE]
+        await stack.settled()
+    async with launch(settings={"policy": {"engine_capabilities": [name]}}) as stack:
+        assert (await stack.http.post("/v1/chat/completions", json=GOOD | {name: value})).status_code == 200
+        assert stack.decode[0].requests[GENERATE][0]["sampling_params"][name] == value
+
+
+async def test_ids_outside_the_vocabulary_reach_no_engine(launch: Launch) -> None:
+    async with launch(settings={"policy": {"vocab_size": 5}}) as stack:
+        body = {"messages": [{"role": "user", "content": "abc abcdef"}]}
+        answer = await stack.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        assert "6" in answer.json()["error"]["message"]
+        assert not stack.prefill[0].requests[GENERATE]
+
+
+async def test_too_many_runs(launch: Launch) -> None:
+    async with launch(settings={"limits": {"runs_per_request": 4}}) as stack:
+        answer = await stack.http.post("/v1/completions", json={"prompt": ["a", "b", "c"], "n": 2})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
+        await stack.settled()
+
+
+async def test_unknown_paths_and_methods(launch: Launch) -> None:
+    async with launch() as stack:
+        missing = await stack.http.get("/v1/nope")
+        assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
+        wrong = await stack.http.get("/v1/chat/completions")
+        assert wrong.status_code == 405
+        assert wrong.json()["error"]["code"] == 405
+
+
+async def test_models_without_a_render_tier_is_an_honest_error(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.services.render_pool._members.clear()
+        assert (await stack.http.get("/v1/models")).status_code == 503

@@ -16,8 +16,11 @@ BLANK_RUN: Final = 64
 
 
 class Fragment(NamedTuple):
+    """``firsts``: the characters it can begin with; all patterns are without capturing groups."""
+
     full: str
     begin: str
+    firsts: str = ""
 
 
 def literal(text: str) -> Fragment:
@@ -25,7 +28,7 @@ def literal(text: str) -> Fragment:
     begin = ""
     for character in reversed(text):
         begin = re.escape(character) + (f"(?:{begin})?" if begin else "")
-    return Fragment(re.escape(text), begin)
+    return Fragment(re.escape(text), begin, text[0])
 
 
 def blanks(least: int = 0, most: int = BLANK_RUN) -> Fragment:
@@ -35,11 +38,11 @@ def blanks(least: int = 0, most: int = BLANK_RUN) -> Fragment:
 
 def sequence(*parts: Fragment) -> Fragment:
     """One after the other."""
-    full, begin = parts[-1]
+    full, begin, _ = parts[-1]
     for part in reversed(parts[:-1]):
         begin = f"(?:{part.full}{begin}|{part.begin})"
         full = part.full + full
-    return Fragment(full, begin)
+    return Fragment(full, begin, parts[0].firsts)
 
 
 def either(parts: Iterable[Fragment]) -> Fragment:
@@ -48,6 +51,7 @@ def either(parts: Iterable[Fragment]) -> Fragment:
     return Fragment(
         "(?:" + "|".join(part.full for part in fragments) + ")",
         "(?:" + "|".join(part.begin for part in fragments) + ")",
+        "".join(part.firsts for part in fragments),
     )
 
 
@@ -68,7 +72,7 @@ class Look(NamedTuple):
 
 
 class Scanner:
-    """Finds the first of several fragments, by kind. All of them must begin with one of ``firsts``.
+    """Finds the first of several fragments, by kind.
 
     Every search looks at each character at most a fixed number of times: a fragment's length is bounded, and so is
     what is held back.
@@ -76,7 +80,7 @@ class Scanner:
 
     __slots__ = ("_at_end", "_begin", "_first", "_full", "_kinds")
 
-    def __init__(self, firsts: str, looks: Mapping[str, Look]) -> None:
+    def __init__(self, looks: Mapping[str, Look]) -> None:
         kinds = list(looks.items())
         self._kinds: Final = {f"k{index}": kind for index, (kind, _) in enumerate(kinds)}
         full, begin, at_end = [], [], []
@@ -89,6 +93,7 @@ class Scanner:
             full.append(f"{group}(?={look.ahead.full})")
             begin.append(sequence(look.what, look.ahead).begin)
             at_end.append(rf"{group}(?:{look.ahead.begin})?\Z")
+        firsts = "".join({character for _, look in kinds for character in look.what.firsts})
         self._first: Final = re.compile(f"[{re.escape(firsts)}]").search
         self._full: Final = re.compile("|".join(full)).match
         self._begin: Final = re.compile(rf"(?:{'|'.join(begin)})\Z").match

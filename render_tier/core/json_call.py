@@ -35,14 +35,24 @@ _KEY_LIMIT: Final = 64
 
 @dataclass(frozen=True)
 class JsonCallFormat:
-    """``name_key`` and ``arguments_keys``: where the object keeps the function's name and arguments."""
+    """``name_key`` and ``arguments_keys``: where the object keeps the function's name and arguments. An empty
+    ``name_key``: the object's only key is the name and its value the arguments.
+
+    ``first_keys``: the keys with which a call may begin, for formats without a marker of their own, so that
+    another object is known for text at once; empty: any. ``optional``: without arguments it is a call too.
+    """
 
     name_key: str
     arguments_keys: tuple[str, ...]
+    first_keys: frozenset[str] = frozenset()
+    optional: bool = False
 
     def open(self, marker: str, hold_limit: int) -> JsonCall:
+        """``marker`` may end with the object's brace."""
         call = JsonCall(self, hold_limit)
         call.hold(marker)
+        if marker.endswith("{"):
+            call.brace_read()
         return call
 
     def load(self, state: Any, hold_limit: int) -> JsonCall:
@@ -61,6 +71,7 @@ class JsonCall:
         self._hold_limit = hold_limit
         self._phase = _OPEN
         self._key = ""  # the key being read or whose value is being read; raw JSON text
+        self._first = True  # no key's value has begun
         self._escaped = False
         self._name: str | None = None
         self._name_start = 0  # where the name's text starts in the held text
@@ -81,6 +92,9 @@ class JsonCall:
         self._parts.append(text)
         self._held += len(text)
 
+    def brace_read(self) -> None:
+        self._phase = _FIRST_KEY
+
     def feed(self, text: str, start: int, calls: Calls) -> int:
         index = start
         length = len(text)
@@ -93,7 +107,7 @@ class JsonCall:
             window = text if length - index <= room else text[: index + room]
             before = index
             index = self._step(window, index, calls)
-            if index > before:
+            if index > before and not self.committed:
                 self.hold(text[before:index])
                 if self._ready():
                     self._commit(calls)
@@ -162,15 +176,35 @@ class JsonCall:
             self._phase = _FIRST_KEY
         elif phase == _COLON and character == ":":
             self._phase = _VALUE
+            if not self._format.name_key and not self.committed:
+                self._name_is_key(calls)
         elif phase == _AFTER and character == ",":
             self._phase = _KEY
         elif character == "}" and phase in (_FIRST_KEY, _AFTER) and self.committed:
             self.status = Status.DONE
+        elif character == "}" and phase == _AFTER and self._format.optional and self._name is not None:
+            self._commit_without_arguments(calls)
         else:
             # Also the closing brace of an object without name or arguments.
             self._fail(calls)
             return index
         return index + 1
+
+    def _name_is_key(self, calls: Calls) -> None:
+        name = _decode_string(f'"{self._key}"') if len(self._key) <= _KEY_LIMIT else None
+        if name:
+            self._name = name
+        else:
+            self._fail(calls)
+
+    def _commit_without_arguments(self, calls: Calls) -> None:
+        assert self._name is not None
+        self.committed = True
+        self._parts, self._held = [], 0
+        calls.call_start(self._name)
+        calls.call_arguments("{}")
+        self._end(calls, complete=True)
+        self.status = Status.DONE
 
     def _step_string(self, text: str, index: int, calls: Calls) -> int:
         """Inside a key or the name. The name's text is in the held text already."""
@@ -188,9 +222,8 @@ class JsonCall:
                     self._phase = _COLON
                 else:
                     raw = (self.raw + text[start:index])[self._name_start :]
-                    try:
-                        self._name = msgspec.json.decode(raw, type=str)
-                    except (msgspec.DecodeError, UnicodeError):
+                    self._name = _decode_string(raw)
+                    if self._name is None:
                         self._fail(calls)
                     self._phase = _AFTER
                 return index
@@ -201,6 +234,10 @@ class JsonCall:
     def _step_value(self, character: str, index: int, calls: Calls) -> int:
         """The first character of a key's value."""
         key = self._key
+        first, self._first = self._first, False
+        if first and self._format.first_keys and key not in self._format.first_keys:
+            self._fail(calls)
+            return index
         if key == self._format.name_key and not self.committed:
             if character != '"':
                 self._fail(calls)
@@ -208,7 +245,8 @@ class JsonCall:
             self._phase, self._name, self._name_start = _NAME, None, self._held
             return index + 1
         self._tracker = JsonTracker()
-        if key in self._format.arguments_keys and not self.committed:
+        is_arguments = key in self._format.arguments_keys or not self._format.name_key
+        if is_arguments and not self.committed:
             self._phase, self._arguments, self._arguments_end = _ARGUMENTS, self._held, -1
         else:
             self._phase = _OTHER
@@ -260,6 +298,7 @@ class JsonCall:
             self._phase,
             self.committed,
             self._key,
+            self._first,
             self._escaped,
             self._name,
             self._name_start,
@@ -287,7 +326,7 @@ class JsonCall:
         ):
             raise ValueError("impossible call state")
         self._phase, self.committed, self._key = saved.phase, saved.committed, saved.key
-        self._escaped, self._name, self._name_start = saved.escaped, saved.name, saved.name_start
+        self._first, self._escaped, self._name, self._name_start = saved.first, saved.escaped, saved.name, saved.name_start
         self._arguments, self._arguments_end, self._ended = saved.arguments, saved.arguments_end, saved.ended
         self._parts, self._held = ([saved.raw] if saved.raw else []), held
         self._tracker = JsonTracker.load(tracker) if tracker is not None else None
@@ -297,6 +336,7 @@ class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     phase: int
     committed: bool
     key: str
+    first: bool
     escaped: bool
     name: str | None
     name_start: int
@@ -305,3 +345,11 @@ class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ended: bool
     raw: str
     tracker: list[Any] | None
+
+
+def _decode_string(raw: str) -> str | None:
+    """The text of a JSON string literal; None when it is none."""
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeError):
+        return None

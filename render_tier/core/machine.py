@@ -73,7 +73,8 @@ class Machine:
         self._pieces = grammar.vocabulary.pieces
         self._node: Node = grammar.start(prompt)
         self._body: Body | None = None
-        self._body_open = 0  # characters of a body that is not committed, marker included
+        self._marker_open = 0  # length of the marker before a body that is not committed
+        self._body_open = 0  # characters of that body
         self._detokenizer = Detokenizer(replace_each_byte=grammar.vocabulary.byte_fallback)
         self._ledger = Ledger()
         self._held = ""  # may be the beginning of a marker
@@ -179,6 +180,7 @@ class Machine:
                 separate=self._separate,
                 stopped=self.stopped,
                 body=self._body.dump() if self._body is not None else None,
+                marker_open=self._marker_open,
                 body_open=self._body_open,
             )
         )
@@ -228,7 +230,7 @@ class Machine:
         self._body = None
         if node.body is not None:
             self._body = node.body.load(saved.body, self._options.hold_limit)
-        self._body_open = saved.body_open
+        self._marker_open, self._body_open = saved.marker_open, saved.body_open
         return self
 
     # --- tokens to text ---
@@ -351,7 +353,7 @@ class Machine:
             self._ledger.advance(len(marker), Region.MARKUP)
         else:
             self._body = node.body.open(marker, self._options.hold_limit)
-            self._body_open = len(marker)
+            self._marker_open = len(marker)
 
     def _feed_body(self, text: str, token_id: int) -> tuple[str, int]:
         """Returns what the body left: the whole piece when it took nothing, or ordinary text."""
@@ -366,8 +368,9 @@ class Machine:
     def _body_read(self, length: int) -> None:
         assert self._body is not None
         if self._body.committed:
+            self._ledger.advance(self._marker_open, Region.MARKUP)
             self._ledger.advance(self._body_open + length, Region.CALL)
-            self._body_open = 0
+            self._marker_open = self._body_open = 0
         else:
             self._body_open += length
 
@@ -498,6 +501,7 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     separate: bool
     stopped: str | None
     body: Any
+    marker_open: int
     body_open: int
 
 

@@ -90,7 +90,6 @@ def allowed_types(schema: Schema) -> frozenset[str]:
         if not isinstance(part, Mapping):
             types.add("string")
             continue
-        before = len(types)
         named = part.get("type")
         found = [named] if isinstance(named, str) else named if isinstance(named, list) else []
         own = {name for name in found if isinstance(name, str)}
@@ -104,7 +103,7 @@ def allowed_types(schema: Schema) -> frozenset[str]:
             for choice in part[field]
         ]
         types.update(own)
-        if not own and not choices and len(types) == before:
+        if not own and not choices:
             types.add("string")
         waiting.extend(choices)
     return frozenset(_ALIASES.get(name, name) for name in (name.strip().lower() for name in types))

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
+from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.request_fields import (
     SamplingFields,
     apply_mm_alias,
@@ -67,7 +68,9 @@ def _prompts(data: dict[str, Any], max_prompts: int) -> list[Prompt]:
         return [prompt]
     if not isinstance(prompt, list):
         raise _wrong_prompt(("prompt",), prompt)
-    if prompt and all(type(item) is int for item in prompt):
+    if not prompt:
+        raise BadRequest("You must pass at least one prompt")
+    if all(isinstance(item, int | float) for item in prompt):
         return [_token_ids(prompt, ("prompt",))]
     if len(prompt) > max_prompts:
         raise invalid(
@@ -81,6 +84,9 @@ def _prompts(data: dict[str, Any], max_prompts: int) -> list[Prompt]:
 
 
 def _token_ids(ids: list[Any], location: tuple[object, ...]) -> list[int]:
+    """Whole floats and booleans count as the integers they equal, as in vLLM."""
+    if not all(type(item) is int for item in ids):
+        ids = [int(item) if isinstance(item, float | bool) and item == item // 1 else item for item in ids]
     for position, item in enumerate(ids):
         if type(item) is not int:
             raise _wrong_prompt((*location, position), item)

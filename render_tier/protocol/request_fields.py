@@ -123,7 +123,7 @@ class SamplingFields(RequestModel):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Int64 = 0
-    request_id: str | None = None
+    request_id: str = ""
     session_id: str | None = None
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import Field
 
 from render_tier.protocol.chat import ChatTemplateFields
 from render_tier.protocol.messages import check_messages
-from render_tier.protocol.request_fields import RequestModel
+from render_tier.protocol.request_fields import INT64_MAX, RequestModel
 from render_tier.protocol.validation import invalid, validate_as
 
 
@@ -26,7 +27,7 @@ class TokenizeChatRequest(ChatTemplateFields):
 
 class DetokenizeRequest(RequestModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[Annotated[int, Field(ge=0, le=INT64_MAX)]]
 
 
 class TokenizeResponse(msgspec.Struct):

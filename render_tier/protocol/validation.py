@@ -21,7 +21,7 @@ MAX_INPUT_CHARS = 200
 INTERNAL_LOCATIONS = frozenset(
     (
         *("function-wrap", "function-after", "function-before", "function-plain", "json-or-python"),
-        *("lax-or-strict", "chain", "default", "nullable", "tagged-union", "union", "call", "arguments"),
+        *("lax-or-strict", "chain", "default", "nullable", "tagged-union", "union"),
         *("is-instance", "is-subclass", "callable", "str", "int", "float", "bool", "bytes", "list", "tuple"),
         *("dict", "set", "frozenset", "none", "nonetype"),
     )

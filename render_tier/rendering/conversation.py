@@ -198,7 +198,11 @@ def _add_tool_calls(
         ordered.append(
             {
                 "id": call.get("id"),
-                "function": {"arguments": arguments, **_others(function, "arguments")},
+                "function": {
+                    "arguments": arguments,
+                    "name": function.get("name"),
+                    **_others(function, "arguments", "name"),
+                },
                 "type": "function",
                 **_others(call, "id", "function", "type"),
             }
@@ -239,7 +243,7 @@ def developer_as_system(conversation: list[dict[str, Any]]) -> list[dict[str, An
     converted = []
     for message in conversation:
         if message["role"] == "developer":
-            converted.append({**_others(message, "role", "tools"), "role": "system"})
+            converted.append({**_others(message, "tools"), "role": "system"})
         else:
             converted.append(message)
     systems = [message for message in converted if message["role"] == "system"]

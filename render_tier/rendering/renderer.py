@@ -32,7 +32,7 @@ from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system,
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
-from render_tier.rendering.template import ChatTemplate, TemplateCache
+from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
 
 NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
@@ -173,8 +173,6 @@ class Renderer:
     def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """IDs that the tokenizer does not have spell nothing. Raises ApiError."""
         self._check_model(request.model)
-        if any(token_id < 0 for token_id in request.tokens):
-            raise invalid("token IDs must not be negative", "tokens")
         return DetokenizeResponse(self._assets.vocabulary.text(request.tokens))
 
     def check_model(self, model: str | None) -> None:
@@ -214,6 +212,8 @@ class Renderer:
         """The server's defaults, the request's kwargs and the request's fields, later ones winning; the same
         set decides the template and whether the parser takes reasoning to be on."""
         given = dict(request.chat_template_kwargs or {})
+        for name in RESERVED_ARGUMENTS & given.keys():
+            raise BadRequest(f"chat_template_kwargs cannot set {name!r}")
         fields: dict[str, Any] = {
             "add_generation_prompt": request.add_generation_prompt,
             "continue_final_message": request.continue_final_message,
@@ -271,13 +271,13 @@ class Renderer:
     def _reused_prompt(self, request: ChatCompletionRequest) -> EncodedPrompt | None:
         """Prompt IDs that an earlier stage already rendered, taken out of ``kv_transfer_params``."""
         transfer = request.kv_transfer_params
-        if not transfer or transfer.get("prompt_token_ids") is None:
+        if not transfer or "prompt_token_ids" not in transfer:
             return None
         ids = transfer["prompt_token_ids"]
         request.kv_transfer_params = {
             name: value for name, value in transfer.items() if name != "prompt_token_ids"
         }
-        if request.echo or _has_media(request.messages):
+        if ids is None or request.echo or _has_media(request.messages):
             return None
         param = "kv_transfer_params.prompt_token_ids"
         if not isinstance(ids, list) or not ids or any(type(item) is not int or item < 0 for item in ids):

@@ -37,7 +37,8 @@ RENDERER_ARGUMENTS = frozenset(
     }
 )
 """Arguments of transformers' function that are not template variables: accepted in kwargs, without effect."""
-RESERVED_ARGUMENTS = frozenset({"messages", "conversation", "self"})
+RESERVED_ARGUMENTS = frozenset({"messages", "conversation"})
+"""What kwargs may not replace."""
 ALWAYS_ACCEPTED = frozenset({"tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -160,13 +161,9 @@ class TemplateCache:
             try:
                 found = ChatTemplate(source, seconds=self._seconds, max_chars=self._max_chars)
             except jinja2.TemplateError as error:
-                raise BadRequest(
-                    f"the chat template does not compile: {error}", param="chat_template"
-                ) from error
+                raise BadRequest(f"the chat template does not compile: {error}") from error
             except (BudgetExceeded, RecursionError) as error:
-                raise BadRequest(
-                    f"the chat template is too large to compile: {error}", param="chat_template"
-                ) from error
+                raise BadRequest(f"the chat template is too large to compile: {error}") from error
             self._compiled[source] = found
             while len(self._compiled) > self._capacity:
                 self._compiled.popitem(last=False)

@@ -469,7 +469,7 @@ class Derenderer:
 class _StateKind(msgspec.Struct):
     """Tells our state from vLLM's: only ours has ``s``."""
 
-    s: Raw | None = None
+    s: object = None
 
 
 def _decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:

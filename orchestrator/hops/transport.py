@@ -110,6 +110,9 @@ class Transport:
     ) -> Reply:
         """A request with a whole answer, within ``budget`` seconds; raises ``HopError`` unless the status is
         200."""
+        if budget <= 0:
+            # A hop that cannot finish is not started.
+            raise TimedOut(hop, f"no time is left for the {hop} hop", member=url)
         with timeout_as_hop_error(hop, url):
             async with asyncio.timeout(budget), self.open(hop, method, url, body, headers or {}) as response:
                 await self.expect_ok(hop, url, response)

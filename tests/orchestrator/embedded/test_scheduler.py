@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -243,10 +245,8 @@ def test_every_order_of_events_leaves_no_block_in_use(actions: list[tuple[str, i
         elif action == "claim" and requests:
             item = requests[value % len(requests)]
             blocks = s.leases._leases[item.id].blocks if item.id in s.leases._leases else ()
-            try:
+            with contextlib.suppress(ClaimRefused):
                 claims.append(s.leases.claim(item.id, blocks, len(item.prompt), "d", now))
-            except ClaimRefused:
-                pass
         elif action == "consume" and claims:
             lease = claims.pop(value % len(claims))
             s.leases.begin(lease, now)

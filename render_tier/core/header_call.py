@@ -71,7 +71,7 @@ class HeaderCall:
         self._format = fmt
         self._limit = min(hold_limit, fmt.header_limit)
         self._phase = _HEADER
-        self._marker = marker
+        self.marker = marker
         self._header = ""
         self._tracker: JsonTracker | None = None
         self._empty = True  # no text of the arguments so far
@@ -79,7 +79,7 @@ class HeaderCall:
 
     @property
     def raw(self) -> str:
-        return "" if self.committed else self._marker + self._header
+        return "" if self.committed else self.marker + self._header
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
         index, length = start, len(text)
@@ -109,17 +109,24 @@ class HeaderCall:
                 self.status = Status.FAILED
             return min(index + room, len(text))
         used = index + found.end() - len(before)
-        named = self._format.read_header.fullmatch(header[: found.start()].strip())
-        if named is None:
-            self._header = header[: found.end()]
-            self.status = Status.FAILED
-            return used
-        groups = named.groupdict()
-        self.committed = True
-        self._marker = self._header = ""
-        self._phase = _LEAD
-        calls.call_start(groups["name"], groups.get("id") or "")
+        self._header = header[: found.end()]
+        self.header_over(header[: found.start()], calls)
         return used
+
+    def header_over(self, header: str, calls: Calls) -> None:
+        """The separator has been read: commit the call, or set another ``status``."""
+        named = self._format.read_header.fullmatch(header.strip())
+        if named is None:
+            self.status = Status.FAILED
+            return
+        groups = named.groupdict()
+        self.commit(groups["name"], groups.get("id") or "", calls)
+
+    def commit(self, name: str, written_id: str, calls: Calls) -> None:
+        self.committed = True
+        self.marker = self._header = ""
+        self._phase = _LEAD
+        calls.call_start(name, written_id)
 
     def _value(self, text: str, index: int, calls: Calls) -> int:
         tracker = self._tracker
@@ -177,7 +184,7 @@ class HeaderCall:
 
     def dump(self) -> list[Any]:
         tracker = self._tracker.dump() if self._tracker is not None else None
-        return [self._phase, self._marker, self._header, tracker, self._empty, self._held]
+        return [self._phase, self.marker, self._header, tracker, self._empty, self._held]
 
     def restore(self, state: Any) -> None:
         """Take over what `dump` gave. Raises ValueError for anything else."""
@@ -190,7 +197,7 @@ class HeaderCall:
             or len(saved.held) > self._format.end_markers.width
         ):
             raise ValueError("impossible call state")
-        self._phase, self._marker, self._header = saved.phase, saved.marker, saved.header
+        self._phase, self.marker, self._header = saved.phase, saved.marker, saved.header
         self._empty, self._held = saved.empty, saved.held
         self.committed = saved.phase != _HEADER
         self._tracker = JsonTracker.load(saved.tracker, strict=True) if saved.tracker is not None else None

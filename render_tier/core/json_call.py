@@ -326,7 +326,8 @@ class JsonCall:
         ):
             raise ValueError("impossible call state")
         self._phase, self.committed, self._key = saved.phase, saved.committed, saved.key
-        self._first, self._escaped, self._name, self._name_start = saved.first, saved.escaped, saved.name, saved.name_start
+        self._first, self._escaped = saved.first, saved.escaped
+        self._name, self._name_start = saved.name, saved.name_start
         self._arguments, self._arguments_end, self._ended = saved.arguments, saved.arguments_end, saved.ended
         self._parts, self._held = ([saved.raw] if saved.raw else []), held
         self._tracker = JsonTracker.load(tracker) if tracker is not None else None

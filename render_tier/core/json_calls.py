@@ -1,7 +1,7 @@
 """Several tool calls as a JSON array of call objects, or a single object where a format writes one bare.
 
-The array as a whole is committed with its first call. Before that, what is no such array is text; afterwards an
-element that is no call is left out, and what is no JSON ends the array.
+The array as a whole is committed with its first call. Before that, what is no such array is text; afterwards
+an element that is no call is left out, and what is no JSON ends the array.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class JsonCalls:
                 end = self._tracker.feed(text, index)
                 index = length if end < 0 else end
                 if end >= 0:
-                    self._skipped()
+                    self._phase, self._tracker = _AFTER, None
             else:
                 index = self._structure(text, index)
         return index
@@ -109,11 +109,9 @@ class JsonCalls:
             self.committed, self._before = True, ""
         if call.status is Status.DONE:
             self._call = None
-            self._phase = _AFTER
-            if not call.whole:
-                self._resume(call)
-            elif self._format.bare and self._was_bare(call):
+            if self._phase == _BARE:
                 self.status = Status.DONE
+            self._phase = _AFTER
         elif call.status is Status.FAILED:
             if not self.committed:
                 self.status = Status.FAILED
@@ -122,3 +120,43 @@ class JsonCalls:
             self._phase, self._tracker = _SKIP, JsonTracker()
             self._tracker.feed(call.raw, 0)
         return index
+
+    def finish(self, calls: Calls) -> None:
+        if self._call is not None and self._call.committed:
+            self._call.finish(calls)
+        self._stop(0)
+
+    close = finish
+
+    def dump(self) -> list[Any]:
+        call, tracker = self._call, self._tracker
+        return [
+            self._phase,
+            self.committed,
+            self._before,
+            call.dump() if call is not None else None,
+            tracker.dump() if tracker is not None else None,
+        ]
+
+    def restore(self, state: Any) -> None:
+        """Take over what `dump` gave. Raises ValueError for anything else."""
+        saved = msgspec.convert(state, _Saved)
+        if (
+            not _OPEN <= saved.phase <= _BARE
+            or (saved.phase in (_IN_ELEMENT, _BARE)) != (saved.call is not None)
+            or (saved.phase == _SKIP) != (saved.tracker is not None)
+            or (saved.committed and saved.before)
+            or len(saved.before) > self._hold_limit
+        ):
+            raise ValueError("impossible state of an array of calls")
+        self._phase, self.committed, self._before = saved.phase, saved.committed, saved.before
+        self._call = self._format.call.load(saved.call, self._hold_limit) if saved.call is not None else None
+        self._tracker = JsonTracker.load(saved.tracker) if saved.tracker is not None else None
+
+
+class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    phase: int
+    committed: bool
+    before: str
+    call: list[Any] | None
+    tracker: list[Any] | None

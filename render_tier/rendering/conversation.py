@@ -98,7 +98,7 @@ def _convert(message: dict[str, Any], content_format: ContentFormat, model: str)
     converted_parts = [
         converted for part in parts if (converted := _convert_part(part, as_parts, model)) is not None
     ]
-    converted_content = converted_parts if as_parts else "\n".join(converted_parts)
+    converted_content = converted_parts if as_parts else "\n".join(filter(None, converted_parts))
     result: dict[str, Any] = {"role": role, "content": converted_content}
     if role == "assistant" and message.get("reasoning") is not None:
         result["reasoning"] = message["reasoning"]

@@ -312,11 +312,11 @@ class Renderer:
         fmt = self._reasoning
         if fmt is None:
             return None
+        if any(kwargs.get(name) == value for name, value in fmt.disabled_by.items()):
+            return True
         is_open = prompt_reasoning(fmt, prompt_ids, self._assets.vocabulary)
         if is_open is not None:
             return not is_open
-        if any(kwargs.get(name) == value for name, value in fmt.disabled_by.items()):
-            return True
         return fmt.initial not in fmt.states
 
     def _id(self, request: SamplingFields, header: str | None) -> str:

@@ -1,17 +1,21 @@
 """vLLM's ``stream_state``, taken over: the output so far is read again, once, and ours goes back.
 
-That lets a stream move from vLLM's derender to ours while a fleet is changed. Two things differ at the
-seam: vLLM has sent white space that we would still hold back, and it may have sent the name of a call
-before we are sure of it; both are remembered so that nothing is sent twice.
+That lets a stream move from vLLM's derender to ours while a fleet is changed. At the seam, vLLM has sent
+white space that we would still hold back, and it may have sent a call's name before we are sure of it;
+neither is sent twice. It has not sent the text of a token that ends inside a character, which we would
+have: it is sent.
 """
 
 from __future__ import annotations
 
+from render_tier.core.detokenizer import Detokenizer
 from render_tier.core.events import CallArguments, CallStart, Event
+from render_tier.core.vocabulary import Vocabulary
 from render_tier.derendering.served import ServedModel, check_ids
 from render_tier.derendering.state import Stream
 from render_tier.protocol.derender import PeerStreamState
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.validation import misshapen
 
 MAX_WINDOW = 1024
 """vLLM's own bound on ``prev_tokens``."""
@@ -25,44 +29,53 @@ def take_over(peer: PeerStreamState, stream: Stream, model: ServedModel, delta: 
     stream.text_offset = peer.logprob_text_offset
     output = stream.output
     machine = output.machine
-    missed: list[Event] = []
     if peer.output_token_ids:
-        events = machine.feed(peer.output_token_ids)
+        read = _read(peer.output_token_ids, model.vocabulary)
+        events = machine.feed(peer.output_token_ids[:read])
         machine.let_go_of_blanks()
         known = len(peer.last_tool_call_ids)
-        output.count(events)
-        stream.named_before = known
-        missed = [
+        missed: list[Event] = [
             event for event in events if isinstance(event, CallStart | CallArguments) and event.index >= known
         ]
+        missed += (unread := machine.feed(peer.output_token_ids[read:]))
+        output.count(events + unread)
+        stream.named_before = known
         stream.tokens = machine.tokens
         if output.context.hides_reasoning:
             output.hidden.extend([None] * machine.open_tokens)
-    elif peer.prev_tokens:
+    else:
         ids = [model.vocabulary.token_id(token) for token in peer.prev_tokens[peer.read_offset :]]
-        machine.resume_character([token_id for token_id in ids if token_id is not None])
-    context = peer.output_token_ids[-4:] or peer.logprob_context_token_ids
-    output.speller.resume(context)
+        missed = machine.feed([token_id for token_id in ids if token_id is not None])
+    output.speller.resume(peer.output_token_ids[-4:] or peer.logprob_context_token_ids)
     return missed
+
+
+def _read(token_ids: list[int], vocabulary: Vocabulary) -> int:
+    """How many of the tokens vLLM has shown: it keeps a token back whole while it ends inside a character."""
+    detokenizer = Detokenizer(replace_each_byte=vocabulary.byte_fallback)
+    read = 0
+    for position, token_id in enumerate(token_ids, 1):
+        detokenizer.feed(vocabulary.pieces[token_id])
+        if not detokenizer.pending:
+            read = position
+    return read
 
 
 def check_peer_state(peer: PeerStreamState, prompt_length: int, delta: int, model: ServedModel) -> None:
     limit = model.max_model_len
     output = peer.output_token_ids
-    if min(peer.output_chunk_lens, default=1) <= 0:
-        raise BadRequest("invalid stream_state: output_chunk_lens must be positive", param="stream_state")
-    if sum(peer.output_chunk_lens) != len(output):
-        raise BadRequest(
-            "invalid stream_state: output_chunk_lens must sum to len(output_token_ids) "
-            f"(got sum={sum(peer.output_chunk_lens)}, len(output_token_ids)={len(output)})",
-            param="stream_state",
+    lengths = peer.output_chunk_lens
+    if min(lengths, default=1) <= 0:
+        raise _wrong("output_chunk_lens must be positive")
+    if sum(lengths) != len(output):
+        raise _wrong(
+            "output_chunk_lens must sum to len(output_token_ids) "
+            f"(got sum={sum(lengths)}, len(output_token_ids)={len(output)})"
         )
     if len(peer.prev_tokens) > MAX_WINDOW or len(peer.logprob_context_token_ids) > 4:
-        raise BadRequest(
-            "invalid stream_state: prev_tokens or logprob_context_token_ids too long", param="stream_state"
-        )
+        raise _wrong("prev_tokens or logprob_context_token_ids is too long")
     if not 0 <= peer.prefix_offset <= peer.read_offset or peer.logprob_text_offset < 0:
-        raise BadRequest("invalid stream_state: offsets out of range", param="stream_state")
+        raise _wrong("offsets out of range")
     if prompt_length + len(output) + delta > limit:
         raise BadRequest(
             f"prompt_token_ids length ({prompt_length}) plus output_token_ids length ({len(output)}) "
@@ -70,3 +83,9 @@ def check_peer_state(peer: PeerStreamState, prompt_length: int, delta: int, mode
         )
     check_ids(model, output, "stream_state.output_token_ids")
     check_ids(model, peer.logprob_context_token_ids, "stream_state.logprob_context_token_ids")
+
+
+def _wrong(why: str) -> BadRequest:
+    return misshapen(
+        [{"type": "value_error", "loc": ("stream_state",), "msg": f"invalid stream_state: {why}"}]
+    )

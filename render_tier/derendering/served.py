@@ -6,6 +6,7 @@ from typing import Protocol
 
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.protocol.errors import BadRequest, NotFound
+from render_tier.protocol.validation import misshapen
 
 
 class ServedModel(Protocol):
@@ -40,5 +41,6 @@ def check_ids(model: ServedModel, token_ids: list[int], param: str) -> None:
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < model.vocab_size)
         if wrong < 0:
-            raise BadRequest(f"{param} must not contain negative values", param=param)
+            message = f"{param} must not contain negative values"
+            raise misshapen([{"type": "value_error", "loc": tuple(param.split(".")), "msg": message}])
         raise BadRequest(f"{param}: token id {wrong} is out of vocabulary ({model.vocab_size})", param=param)

@@ -1,8 +1,8 @@
 """The engine: one model thread that runs the scheduler's steps on a backend, and a thread-safe front.
 
 The scheduler and the leases are pure and not thread-safe; every access is under one lock that is never held
-while the backend computes, so calls from an event loop return in microseconds. Events go to the job's listener
-in order, on the model thread or on the thread of the call that caused them; a listener only hands them on.
+while the backend computes, so calls from an event loop return in microseconds. Events go to the job's
+listener in order, on the model thread or on the thread of the call that caused them; a listener only hands them on.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class Totals:
     kv_bytes_received: int = 0
     transfers_received: int = 0
     transfers_failed: int = 0
+    transfer_seconds: float = 0.0
     steps: int = 0
     finished: dict[str, int] = field(default_factory=dict)
 
@@ -237,9 +238,9 @@ class Engine:
         if live is not None:
             live.listener(Aborted())
 
-    def loaded(self, job_id: str, *, blocks: tuple[int, ...], ok: bool) -> Loaded:
-        """The transfer that ``LoadNow`` asked for is over and touches the blocks no more. Unless the answer
-        is READY the job has ended; no event says so."""
+    def loaded(self, job_id: str, *, blocks: tuple[int, ...], ok: bool, seconds: float) -> Loaded:
+        """The transfer that ``LoadNow`` asked for is over, after ``seconds``, and touches the blocks no more.
+        Unless the answer is READY the job has ended; no event says so."""
         with self._changed:
             live, request = self._live[job_id], self._scheduler.running_request(job_id)
         accepted = ok and self.backend.accept_loaded(live.job.prompt, blocks)
@@ -253,6 +254,7 @@ class Engine:
             self.totals.prompt_tokens_pulled += len(live.job.prompt) - 1
             self.totals.kv_bytes_received += self.bytes_of(blocks)
             self.totals.transfers_received += 1
+            self.totals.transfer_seconds += seconds
             return Loaded.READY
 
     # Leases (LeaseSource)

@@ -60,6 +60,9 @@ class EngineCollector(Collector):
             "embedded:kv_bytes_received", "KV bytes pulled from prefill engines.", totals.kv_bytes_received
         )
         yield self._counter("embedded:kv_transfers", "KV transfers received.", totals.transfers_received)
+        yield self._counter(
+            "embedded:kv_pull_seconds", "Time that received KV took to arrive.", totals.transfer_seconds
+        )
         yield self._counter("embedded:kv_transfers_failed", "KV pulls that failed.", totals.transfers_failed)
         yield self._counter("embedded:steps", "Model steps.", totals.steps)
 

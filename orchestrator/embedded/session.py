@@ -214,6 +214,7 @@ class Session:
 
     async def _load(self, pull: Pull, blocks: tuple[int, ...]) -> Loaded:
         complete, outcome = False, Loaded.REJECTED
+        began = time.monotonic()
         try:
             if pull.bytes != self._engine.bytes_of(blocks):
                 raise KVTransferError(
@@ -224,7 +225,8 @@ class Session:
             await pull.pull(self._engine.buffers(blocks))
             complete = True
         finally:
-            outcome = self._engine.loaded(self.job_id, blocks=blocks, ok=complete)
+            took = time.monotonic() - began
+            outcome = self._engine.loaded(self.job_id, blocks=blocks, ok=complete, seconds=took)
         return outcome
 
     async def _next(self) -> Event:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Protocol
 
+from render_tier.core.tool_schema import ToolSchemas
+
 
 class Status(IntEnum):
     RUNNING = 0
@@ -13,7 +15,13 @@ class Status(IntEnum):
 
 
 class Calls(Protocol):
-    """Where a body reports what it reads. Order: start, any number of argument pieces, end."""
+    """Where a body reports what it reads. Order: start, any number of argument pieces, end.
+
+    ``tools``: the request's tools, for formats whose values have no types of their own.
+    """
+
+    @property
+    def tools(self) -> ToolSchemas: ...
 
     def call_start(self, name: str, written_id: str = "") -> None: ...
 

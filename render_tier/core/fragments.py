@@ -1,8 +1,8 @@
 """Regular expressions that also know their own beginnings, for markup that arrives in pieces.
 
-A `Fragment` has two patterns: ``full`` matches the whole thing, ``begin`` any beginning of it that is not empty
-(to be used with an end-of-text anchor). A `Scanner` looks for several of them at once and says from where on the
-text must be held back because it may still become one.
+A `Fragment` has two patterns: ``full`` matches the whole thing, ``begin`` any beginning of it that is not
+empty (to be used with an end-of-text anchor). A `Scanner` looks for several of them at once and says from
+where on the text must be held back because it may still become one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def either(parts: Iterable[Fragment]) -> Fragment:
 
 
 class Found(NamedTuple):
-    """``start``: where undisturbed text ends. ``kind``: what was found there, up to ``end``; empty when nothing
-    was, and then what follows ``start`` may be the beginning of something."""
+    """``start``: where undisturbed text ends. ``kind``: what was found there, up to ``end``; empty when
+    nothing was, and then what follows ``start`` may be the beginning of something."""
 
     start: int
     end: int
@@ -65,7 +65,8 @@ class Found(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a scanner looks for. ``ahead`` must follow and is not part of it; the end of the output will do."""
+    """What a scanner looks for. ``ahead`` must follow and is not part of it; the end of the output will
+    do."""
 
     what: Fragment
     ahead: Fragment | None = None
@@ -74,8 +75,8 @@ class Look(NamedTuple):
 class Scanner:
     """Finds the first of several fragments, by kind.
 
-    Every search looks at each character at most a fixed number of times: a fragment's length is bounded, and so is
-    what is held back.
+    Every search looks at each character at most a fixed number of times: a fragment's length is bounded,
+    and so is what is held back.
     """
 
     __slots__ = ("_at_end", "_begin", "_first", "_full", "_kinds")

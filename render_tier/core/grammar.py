@@ -28,10 +28,13 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
     content = states[CONTENT]
     tool_markers = dict(content.on)
     states[CONTENT] = replace(content, on={**reasoning.content_on, **tool_markers})
+    ends = tool_markers
+    if tool.reasoning_ends is not None:
+        ends = {marker: to for marker, to in tool_markers.items() if marker in tool.reasoning_ends}
     for name, state in reasoning.states.items():
         if name in states:
             raise TableError(f"{reasoning.name} and {tool.name} both have a state {name!r}")
-        on = {**tool_markers, **state.on} if name in reasoning.ended_by_tools else state.on
+        on = {**ends, **state.on} if name in reasoning.ended_by_tools else state.on
         states[name] = replace(state, on=on)
     return states
 
@@ -49,6 +52,7 @@ class Node:
         "index",
         "name",
         "on",
+        "opens_call",
         "routes",
         "search",
         "separator",
@@ -62,6 +66,7 @@ class Node:
         self.text: Final = state.text
         self.body: Final[BodyFormat | None] = state.body
         self.separator: Final = state.separator
+        self.opens_call: Final = state.opens_call
         self.done: Node = self
         self.failed: Node = self
         self.cut: Node = self

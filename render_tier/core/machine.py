@@ -31,6 +31,7 @@ from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, St
 from render_tier.core.grammar import Grammar, Node
 from render_tier.core.stops import StopMatcher, StopTable
 from render_tier.core.table import Region
+from render_tier.core.tool_schema import NO_TOOLS, ToolSchemas
 
 SNAPSHOT_VERSION: Final = 1
 
@@ -49,6 +50,7 @@ class MachineOptions:
     does; "content" only in the content. ``min_tokens``: stop strings completed by an earlier token do not
     count. ``skip_special_tokens``: leave out special tokens that are no markers. ``hold_limit``: characters
     of an object that may be a call held back before it is taken for text. ``blank_limit``: see `blanks`.
+    ``tools``: the request's tools, by which some families type the arguments of calls.
     """
 
     stops: StopTable | None = None
@@ -58,6 +60,7 @@ class MachineOptions:
     skip_special_tokens: bool = True
     hold_limit: int = 65536
     blank_limit: int = 256
+    tools: ToolSchemas = NO_TOOLS
 
 
 _TEXT: Final = -1  # stands for the ID of text that is no marker token
@@ -87,6 +90,7 @@ class Machine:
         self._spoken = 0  # regions, as bits, in which a state with a separator has shown text
         self._separate = False  # the next text of this state comes after its separator
         self._calls = 0
+        self.tools = options.tools
         self.tokens = 0
         self.stopped: str | None = None
         self._events: list[Event] = []
@@ -131,11 +135,6 @@ class Machine:
         if self._blanks.release():
             self._blanks.visible = True
 
-    def resume_character(self, token_ids: Iterable[int]) -> None:
-        """Start in the middle of a character that these tokens began; what they complete was sent already."""
-        for token_id in token_ids:
-            self._detokenizer.feed(self._pieces[token_id])
-
     def finish(self) -> list[Event]:
         """The output ends here. Everything held back is decided; the machine takes no more."""
         if self.stopped is None:
@@ -153,7 +152,7 @@ class Machine:
         if not self._content_stopped():
             self._say(self._unsaid)
         self._unsaid = ""
-        self._append(Region.CONTENT, self._blanks.release())
+        self._append(Region.CONTENT, self._blanks.end())
         self._ledger.finish()
         return self._take()
 
@@ -174,8 +173,9 @@ class Machine:
                 queue=list(self._queue),
                 unsaid=self._unsaid,
                 blank=self._blanks.held,
-                visible=self._blanks.visible,
+                blank_flags=self._blanks.flags,
                 thought=self._thoughts.held,
+                thought_flags=self._thoughts.flags,
                 spoken=self._spoken,
                 separate=self._separate,
                 stopped=self.stopped,
@@ -223,8 +223,8 @@ class Machine:
         self._queue = deque(saved.queue)
         self._queued = sum(len(text) for _, text in saved.queue)
         self._unsaid = saved.unsaid
-        self._blanks.held, self._blanks.visible = saved.blank, saved.visible
-        self._thoughts.held = saved.thought
+        self._blanks.held, self._blanks.flags = saved.blank, saved.blank_flags
+        self._thoughts.held, self._thoughts.flags = saved.thought, saved.thought_flags
         self._spoken, self._separate = saved.spoken, saved.separate
         self.stopped = saved.stopped
         self._body = None
@@ -349,6 +349,8 @@ class Machine:
             self._thoughts.held = ""
         if node.separator:
             self._separate = bool(self._spoken & 1 << node.text)
+        if node.opens_call:
+            self._blanks.opened = True
         if node.body is None:
             self._ledger.advance(len(marker), Region.MARKUP)
         else:
@@ -495,8 +497,9 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     queue: list[tuple[int, str]]
     unsaid: str
     blank: str
-    visible: bool
+    blank_flags: int
     thought: str
+    thought_flags: int
     spoken: int
     separate: bool
     stopped: str | None

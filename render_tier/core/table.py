@@ -51,6 +51,8 @@ class State:
     it is, because a model cannot mean such a token as text; the same characters in ordinary tokens are the
     body's to judge. ``inside``: markers that the body reads as text, to be kept even where special tokens
     are left out.
+
+    ``opens_call``: the markup of a call has begun here (`ToolFormat.blanks`).
     """
 
     text: Region = Region.MARKUP
@@ -62,6 +64,7 @@ class State:
     cut: str = ""
     routes: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
+    opens_call: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,16 +104,22 @@ class ToolFormat:
     """How a family writes its tool calls. ``states`` has at least `CONTENT`, where visible text starts.
 
     ``blanks``: what becomes of white space before a call. "keep": it is content. "drop_alone": it is
-    dropped when the content before the call has nothing else. "trim": it is dropped. ``none_drops``: with
-    tool_choice "none", vLLM removes the text of a call that the model wrote all the same. ``bare_json``:
-    with tool_choice "required" or a named function the model is held to JSON (`formats.guided`) instead of
-    this format. ``initial``: where an output starts when there is no reasoning format.
+    dropped when the content before the call has nothing else. "trim": content beside a call has none at its
+    ends, but for what stood before the first visible character when no call was in sight; white space alone
+    is dropped too where a state with ``opens_call`` was reached and no call came of it.
+
+    ``reasoning_ends``: the markers of CONTENT that have their meaning in reasoning too (None: all of them).
+    ``none_drops``: with tool_choice "none", vLLM removes the text of a call that the model wrote all the
+    same. ``bare_json``: with tool_choice "required" or a named function the model is held to JSON
+    (`formats.guided`) instead of this format. ``initial``: where an output starts when there is no reasoning
+    format.
     """
 
     name: str
     states: Mapping[str, State]
     aliases: tuple[str, ...] = ()
     blanks: Blanks = "keep"
+    reasoning_ends: frozenset[str] | None = None
     none_drops: bool = False
     bare_json: bool = False
     initial: str = CONTENT

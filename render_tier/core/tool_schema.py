@@ -1,7 +1,7 @@
 """Values of tool arguments that were written as text, typed by the tool's JSON schema.
 
-The rules are vLLM's (`tool_parsers/utils.py` and `parser/engine/parser_engine.py` of 0.32): the types that a schema
-allows are tried in a fixed order, and a text that fits none of them stays a string.
+The rules are vLLM's (`tool_parsers/utils.py` and `parser/engine/parser_engine.py` of 0.32): the types that
+a schema allows are tried in a fixed order, and a text that fits none of them stays a string.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ NO_TOOLS: Final = ToolSchemas(None)
 
 
 def allowed_types(schema: Schema) -> frozenset[str]:
-    """The types named by ``type``, the values of ``enum``, and the alternatives of ``anyOf``, ``oneOf``, ``allOf``."""
+    """The types named by ``type``, by the values of ``enum``, and by ``anyOf``, ``oneOf`` and ``allOf``."""
     types: set[str] = set()
     waiting: list[Any] = [schema]
     while waiting:
@@ -196,8 +196,8 @@ def retyped_object(value: Mapping[str, Any], properties: Mapping[str, Any], tool
 def dumps(value: Any) -> str:
     """A value as JSON in the manner of Python's default, characters unescaped.
 
-    What JSON or UTF-8 cannot carry is never written: a number that is not finite becomes its name as a string, a
-    lone surrogate an escape. Raises RecursionError as `retyped` does.
+    What JSON or UTF-8 cannot carry is never written: a number that is not finite becomes its name as a
+    string, a lone surrogate an escape. Raises RecursionError as `retyped` does.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -1,21 +1,21 @@
 """A tool call whose arguments are tagged texts, turned into JSON argument text as it comes.
 
-``<function=NAME><parameter=KEY>VALUE</parameter></function>`` and its relatives: `XmlCallFormat` says how one
-family spells it. Theory of operation. The body reads the name, then looks for parameters, reads a key, then a
-value. Each phase has a `Scanner` of the markup that matters there; what may be the beginning of markup is held
-back, everything else is dealt with at once, so that every character costs the same.
+``<function=NAME><parameter=KEY>VALUE</parameter></function>`` and its relatives: `XmlCallFormat` says how
+one family spells it. Theory of operation. The body reads the name, then looks for parameters, reads a key,
+then a value. Each phase has a `Scanner` of the markup that matters there; what may be the beginning of
+markup is held back, everything else is dealt with at once, so that every character costs the same.
 
-A key goes out when its value begins. The value of a parameter that can only be a string goes out as it comes; any
-other is held until it is complete, then typed by the tool's schema (`tool_schema`). A held value longer than
-``hold_limit`` is a string. Nothing that went out is ever taken back: a parameter written twice is in the text
-twice, and for every reader of JSON the last one counts.
+A key goes out when its value begins. The value of a parameter that can only be a string goes out as it
+comes; any other is held until it is complete, then typed by the tool's schema (`tool_schema`). A held value
+longer than ``hold_limit`` is a string. Nothing that went out is ever taken back: a parameter written twice
+is in the text twice, and for every reader of JSON the last one counts.
 
-A value ends at its closing tag only where the structure goes on behind it: at the next parameter, the end of the
-call, or the end of the output. The same tag inside a value is text.
+A value ends at its closing tag only where the structure goes on behind it: at the next parameter, the end
+of the call, or the end of the output. The same tag inside a value is text.
 
-The body is committed from the start, unless its format has a ``name_shape``: then text that does not fit it is no
-call and is given back. A call that is not to be made (no name, or a name that the request has
-no tool for) is read without a word. A call cut by the end of the output keeps its arguments as far as they came.
+The body is committed from the start, unless its format has a ``name_shape``: then text that does not fit it
+is no call and is given back. A call that is not to be made (no name, or a name that the request has no tool
+for) is read without a word. A call cut by the end of the output keeps its arguments as far as they came.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ _VALUE_BEGINS: Final = "value"
 
 _NAME_LIMIT: Final = 1024
 """Longest name or key; a longer one is none."""
+_HELD_LIMIT: Final = 512
+"""More than any family's markup and the white space inside it."""
 _JSON_STARTS: Final = frozenset('{["-0123456789tfnNI \t\n\r')
 """How a JSON value may begin, white space and Python's non-finite numbers included."""
 
@@ -76,18 +78,18 @@ class Key(NamedTuple):
 class XmlCallFormat:
     """How a family writes one call, from behind the marker that opens it.
 
-    ``name_ends``: literal that ends the name, and whether a key follows at once. ``read_name``: the name from the
-    text before that; empty for none. ``name_shape``: the text of a name; where another comes, the marker did not
-    open a call. ``open``: the start of a parameter, up to its key (None: a key follows the name and each value at
-    once). ``key_end``: the end of a key. ``read_key``: the key from the text before that, None for none.
-    ``value_open``: what stands between a key and its value. ``close``: the end of a value; ``open_closes``: so is
-    the next parameter. ``value_ends``: literals that may follow a value, beside parameters and ends. ``end``: the
-    end of the call. ``exits``: literals of the table's that end the call as well. The state's ``routes`` has
-    ``end`` and all ``exits``.
+    ``name_ends``: literal that ends the name, and whether a key follows at once. ``read_name``: the name
+    from the text before that; empty for none. ``name_shape``: the text of a name; where another comes, the
+    marker did not open a call. ``parameter``: the start of one, up to its key (None: a key follows the name
+    and each value at once). ``key_end``: the end of a key. ``read_key``: the key from the text before that,
+    None for none. ``value_open``: what stands between a key and its value. ``close``: the end of a value;
+    ``next_closes``: so is the next parameter. ``value_ends``: literals that may follow a value, beside
+    parameters and ends. ``end``: the end of the call. ``exits``: literals of the table's that end the call
+    as well. The state's ``routes`` has ``end`` and all ``exits``.
 
-    ``trims_newline``: one newline at either end of a value is markup. ``checks_names``: a call of a tool that the
-    request does not have is not made. ``wrappers``: keys under which models put all arguments as one object.
-    ``schemas``: the request's schemas type the values.
+    ``trims_newline``: one newline at either end of a value is markup. ``checks_names``: a call of a tool
+    that the request does not have is not made. ``wrappers``: keys under which models put all arguments as
+    one object. ``schemas``: the request's schemas type the values.
     """
 
     name_ends: Mapping[str, bool]
@@ -96,35 +98,43 @@ class XmlCallFormat:
     read_key: Callable[[str], Key | None]
     close: Fragment
     end: str
-    open: Fragment | None = None
+    parameter: Fragment | None = None
     exits: tuple[str, ...] = ()
     name_shape: Fragment | None = None
     value_open: str = ""
     value_ends: tuple[str, ...] = ()
-    open_closes: bool = False
+    next_closes: bool = False
     trims_newline: bool = False
     checks_names: bool = False
     wrappers: tuple[str, ...] = ()
     schemas: bool = True
 
-    def body(self) -> XmlCallBody:
-        """The table entry of this format."""
-        return XmlCallBody(self)
+    def open(self, marker: str, hold_limit: int) -> XmlCall:
+        return XmlCall(self, hold_limit, marker)
+
+    def load(self, state: Any, hold_limit: int) -> XmlCall:
+        call = XmlCall(self, hold_limit, "")
+        call.restore(state)
+        return call
 
     @cached_property
     def scanners(self) -> tuple[Scanner, ...]:
         """What each phase looks for."""
         over = {text: Look(literal(text)) for text in (self.end, *self.exits)}
-        opens = {_OPEN: Look(self.open)} if self.open is not None else {}
+        opens = {_OPEN: Look(self.parameter)} if self.parameter is not None else {}
         gap = {_VALUE_BEGINS: Look(literal(self.value_open))} if self.value_open else {}
         names = {text: Look(literal(text)) for text in self.name_ends}
+        if self.name_shape is not None:  # nothing but a name may stand there
+            names |= {text: over[text] for text in self.exits}
+        else:
+            names |= over
         follows = [look.what for look in (*opens.values(), *over.values())]
         follows += [literal(text) for text in self.value_ends]
         value = {_CLOSE: Look(sequence(self.close, blanks()), either(follows))}
-        if self.open_closes:
+        if self.next_closes:
             value |= opens
-        # The end of a call ends a value that was not closed, but only where the table's own markup or the end of
-        # the output follows.
+        # The end of a call ends a value that was not closed, but only where the table's own markup or the
+        # end of the output follows.
         end = sequence(literal(self.end), blanks())
         nothing = Fragment("(?!)", either(map(literal, self.exits)).begin if self.exits else "(?!)")
         value |= {text: Look(sequence(end, literal(text))) for text in self.exits}
@@ -132,7 +142,7 @@ class XmlCallFormat:
         return tuple(
             Scanner(looks)
             for looks in (
-                {**names, **over},
+                names,
                 {**opens, **over},
                 {self.key_end: Look(literal(self.key_end)), **over},
                 {**opens, **over, **gap},
@@ -145,21 +155,6 @@ class XmlCallFormat:
         """Patterns of a whole name and of any beginning of one."""
         shape = self.name_shape
         return (re.compile(shape.full), re.compile(shape.begin)) if shape is not None else None
-
-
-class XmlCallBody:
-    """The table entry (`body.BodyFormat`) of a format."""
-
-    def __init__(self, fmt: XmlCallFormat) -> None:
-        self._format = fmt
-
-    def open(self, marker: str, hold_limit: int) -> XmlCall:
-        return XmlCall(self._format, hold_limit, marker)
-
-    def load(self, state: Any, hold_limit: int) -> XmlCall:
-        call = XmlCall(self._format, hold_limit, "")
-        call.restore(state)
-        return call
 
 
 class XmlCall:
@@ -183,7 +178,11 @@ class XmlCall:
         self._mode = _SKIP
         self._fresh = False  # the value has had no character yet
         self._newline = False  # a newline of a streamed value that may be its last character
-        self._wrapped: str | None = None  # the complete value of the only parameter so far, a wrapper's
+        self._wrapped: tuple[Key, str] | None = None  # the complete value of the only parameter so far
+
+    @property
+    def _failed(self) -> bool:
+        return self.status is Status.FAILED
 
     @property
     def raw(self) -> str:
@@ -200,15 +199,15 @@ class XmlCall:
             found = self._scanners[self._phase].next(text, index)
             if found.start > index:
                 self._plain(text[index : found.start], calls)
+            index = found.start
+            if self._failed:
+                break
             if not found.kind:
-                self._held = text[found.start :]
+                self._held = text[index:]
                 index = len(text)
                 break
             index = found.end
-            if self.status is Status.RUNNING:
-                self._markup(found.kind, calls)
-            else:  # the text before this was no name
-                index = found.start
+            self._markup(found.kind, calls)
         return index - before
 
     def finish(self, calls: Calls) -> None:
@@ -251,7 +250,7 @@ class XmlCall:
             self._phase = _KEY
         elif kind == _CLOSE:
             self._end_value(calls)
-            self._phase = _BETWEEN if fmt.open is not None else _KEY
+            self._phase = _BETWEEN if fmt.parameter is not None else _KEY
         elif kind == fmt.key_end and self._phase == _KEY:
             size, text = self._size, self._taken()
             self._key = (fmt.read_key(text) if size <= _NAME_LIMIT else None) or Key("")
@@ -272,10 +271,10 @@ class XmlCall:
         if not self.committed:
             shapes = fmt.shapes
             assert shapes is not None
-            if follows is None and kind != fmt.end:  # another call begins: this marker was for nothing
+            if follows is None:  # another call begins: this marker was for nothing
                 self.status, self.route = Status.DONE, kind
                 return
-            if follows is None or not shapes[0].fullmatch(self._text()):
+            if not shapes[0].fullmatch(self._text()):
                 self._keep(kind)
                 self.status = Status.FAILED
                 return
@@ -391,7 +390,7 @@ class XmlCall:
         if self._format.trims_newline:
             text = text.removesuffix("\n")
         if mode == _WRAPPER:
-            self._wrapped = text
+            self._wrapped = self._key, text
         else:
             calls.call_arguments(self._json(text, calls))
 
@@ -418,9 +417,8 @@ class XmlCall:
     def _send_wrapped(self, calls: Calls) -> None:
         """The wrapper turned out to be a parameter like others."""
         if self._wrapped is not None:
-            text, self._wrapped = self._wrapped, None
-            key = self._key
-            self._key = Key(self._wrapper, self._wrapper_text)
+            (wrapper, text), self._wrapped = self._wrapped, None
+            key, self._key = self._key, wrapper
             self._send_key(calls)
             calls.call_arguments(self._json(text, calls))
             self._key = key
@@ -430,7 +428,7 @@ class XmlCall:
         assert self._wrapped is not None
         properties = calls.tools.properties(self._name)
         try:
-            inner = json.loads(self._wrapped)
+            inner = json.loads(self._wrapped[1])
             if isinstance(inner, str):
                 inner = json.loads(inner)
             if isinstance(inner, dict) and inner.keys() <= properties.keys():
@@ -453,4 +451,65 @@ class XmlCall:
     def _taken(self) -> str:
         text = self._text()
         self._parts, self._size = [], 0
+        return text
+
+    def dump(self) -> list[Any]:
+        return [
+            self._phase,
+            self.committed,
+            self._marker,
+            self._held,
+            self._text(),
+            self._name,
+            self._count,
+            list(self._key),
+            self._mode,
+            self._fresh,
+            self._newline,
+            [list(self._wrapped[0]), self._wrapped[1]] if self._wrapped is not None else None,
+        ]
+
+    def restore(self, state: Any) -> None:
+        """Take over what `dump` gave. Raises msgspec.ValidationError or ValueError for anything else."""
+        saved = msgspec.convert(state, _Saved)
+        if (
+            not _NAME <= saved.phase <= _VALUE
+            or not _SKIP <= saved.mode <= _WRAPPER
+            or (not saved.committed and (self._format.name_shape is None or saved.phase != _NAME))
+            or max(len(saved.marker), len(saved.held)) > _HELD_LIMIT
+            or len(saved.text) > max(self._hold_limit, _NAME_LIMIT + 1)
+            or saved.count < 0
+        ):
+            raise ValueError("impossible call state")
+        self.committed = saved.committed
+        self._phase, self._marker, self._held = saved.phase, saved.marker, saved.held
+        self._parts, self._size = ([saved.text] if saved.text else []), len(saved.text)
+        self._name, self._count = saved.name, saved.count
+        self._key, self._mode = Key(*saved.key), saved.mode
+        self._fresh, self._newline = saved.fresh, saved.newline
+        if saved.wrapped is not None:
+            key, text = saved.wrapped
+            self._wrapped = Key(*key), text
+
+
+class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    phase: int
+    committed: bool
+    marker: str
+    held: str
+    text: str
+    name: str
+    count: int
+    key: tuple[str, bool]
+    mode: int
+    fresh: bool
+    newline: bool
+    wrapped: tuple[tuple[str, bool], str] | None
+
+
+def _parsed(text: str) -> Any:
+    """JSON as Python reads it, the text itself when it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
         return text

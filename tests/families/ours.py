@@ -12,6 +12,7 @@ from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, 
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
 from render_tier.core.table import Region
+from render_tier.core.tool_schema import ToolSchemas
 from tests.families.tokenization import CorpusTokenizer, tokenizer_of
 
 
@@ -82,7 +83,7 @@ def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
         kwargs = case.get("chat_template_kwargs") or {}
         if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
             prompt = False
-    return Machine(grammar, MachineOptions(), prompt)
+    return Machine(grammar, MachineOptions(tools=ToolSchemas(case.get("tools"))), prompt)
 
 
 @cache

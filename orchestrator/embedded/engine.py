@@ -2,7 +2,8 @@
 
 The scheduler and the leases are pure and not thread-safe; every access is under one lock that is never held
 while the backend computes, so calls from an event loop return in microseconds. Events go to the job's
-listener in order, on the model thread or on the thread of the call that caused them; a listener only hands them on.
+listener in order, on the model thread or on the thread of the call that caused them; a listener only hands
+them on.
 """
 
 from __future__ import annotations

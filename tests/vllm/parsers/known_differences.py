@@ -130,6 +130,189 @@ def _length(c: Comparison) -> None:
     assert c.ours.finish_reason == "length"
 
 
+@rule(
+    "without_tools_the_text_is_kept",
+    "with tool_choice none or without tools vLLM removes the text of a call that the model writes all the "
+    "same; we show it (a setting gives vLLM's behaviour)",
+    "61; vllm #55080; corpus policy 5",
+    {"content"},
+    lambda c: c.output.tools is None or c.output.tool_choice == "none",
+)
+def _text_kept(c: Comparison) -> None:
+    assert not c.ours.calls
+    text = c.output.text
+    for marker in c.output.writer.markers[:2]:  # those of reasoning, where the family has it
+        text = text.replace(marker, "") if c.output.writer.reasoning_parser else text
+    shown = c.ours.content
+    for marker in c.output.writer.markers[:2]:
+        shown = shown.replace(marker, "") if c.output.writer.reasoning_parser else shown
+    assert text.rstrip().endswith(shown.rstrip()), "content is the rest of the output, calls included"
+
+
+def _same_names(c: Comparison) -> bool:
+    return [call["name"] for call in c.vllm["tool_calls"]] == [call.name for call in c.ours.calls]
+
+
+@rule(
+    "json_arguments_are_verbatim",
+    'vLLM\'s whole answers rewrite the values of JSON arguments by the schema (5 for a string becomes "5", null '
+    'becomes "null"), its streams do not; we send what the model wrote',
+    "47",
+    {"calls"},
+    _same_names,
+    families={"kimi_k2", "mistral", "granite"},
+)
+def _verbatim(c: Comparison) -> None:
+    for call in c.ours.calls:
+        assert call.arguments in c.output.text or call.arguments == "{}"
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case bool():
+            return value
+        case int():
+            return int(float(value)) if abs(value) < 10**300 else value
+        case list():
+            return [_rounded(item) for item in value]
+        case dict():
+            return {key: _rounded(item) for key, item in value.items()}
+    return value
+
+
+@rule(
+    "integers_stay_exact",
+    "vLLM reads a parameter of type number as a double and loses digits of integers above 2^53; we keep them",
+    "52; the corpus compares integers exactly",
+    {"calls"},
+    _same_names,
+)
+def _exact(c: Comparison) -> None:
+    for theirs, mine in zip(c.vllm["tool_calls"], c.ours.calls, strict=True):
+        assert same_json(_rounded(parsed(theirs["arguments"])), _rounded(parsed(mine.arguments)))
+
+
+@rule(
+    "arguments_end_where_their_json_ends",
+    "what follows the JSON value before the end marker is no part of the arguments; vLLM passes it on",
+    "47; mistral does the same since gh#48975",
+    {"calls"},
+    lambda c: _same_names(c) and any(isinstance(parsed(x["arguments"]), tuple) for x in c.vllm["tool_calls"]),
+)
+def _json_ends(c: Comparison) -> None:
+    for theirs, mine in zip(c.vllm["tool_calls"], c.ours.calls, strict=True):
+        whole = mine.complete and theirs["arguments"].strip().startswith(mine.arguments)
+        assert whole or same_json(parsed(theirs["arguments"].strip()), parsed(mine.arguments.strip()))
+
+
+# --- DeepSeek's section of calls
+
+DEEPSEEK = {"deepseek_v31", "deepseek_r1"}
+SECTION = "<｜tool▁calls▁begin｜>"
+
+
+def _in_order(part: str, whole: str) -> bool:
+    """Whether all characters of ``part`` stand in ``whole`` in this order."""
+    rest = iter(whole)
+    return all(char in rest for char in part)
+
+
+@rule(
+    "a_call_does_not_need_its_end",
+    "vLLM finds calls by one pattern from the first to the last marker, within a line, and a wrong word before "
+    "the separator makes the whole text content; we keep a call that is cut or whose end marker is missing, as "
+    "far as it came, and arguments over several lines",
+    "54, 56; deepseek_v3/pretty_printed; corpus policy 3",
+    {"calls", "content", "finish_reason"},
+    lambda c: SECTION in c.output.text and len(c.ours.calls) > len(c.vllm["tool_calls"]),
+    families=DEEPSEEK,
+)
+def _endless(c: Comparison) -> None:
+    for call in c.ours.calls:
+        assert call.arguments in c.output.text or call.arguments == "{}"
+        assert call.name in c.output.text
+        assert "｜" not in call.name, "a name has no markers"
+    assert _in_order(c.ours.content, c.output.text)
+
+
+@rule(
+    "a_marker_is_no_part_of_a_name",
+    "vLLM's pattern takes everything between two markers for the name, other markers included; we start the "
+    "call anew at a repeated marker, and names have no white space around them",
+    "58 (kind)",
+    {"calls", "content"},
+    lambda c: any("<｜" in x["name"] or x["name"] != x["name"].strip() for x in c.vllm["tool_calls"]),
+    families=DEEPSEEK,
+)
+def _no_marker_in_name(c: Comparison) -> None:
+    names = [call.name for call in c.ours.calls]
+    assert all("<｜" not in name and name == name.strip() for name in names)
+    assert [x["name"].rpartition("｜>")[2].strip() for x in c.vllm["tool_calls"]] == names
+    assert _in_order(c.ours.content, c.output.text)
+
+
+@rule(
+    "text_of_a_broken_call_stays",
+    "where the section of calls holds no call, vLLM drops its text; we show what was no call",
+    "56; corpus policy 3",
+    {"content"},
+    lambda c: SECTION in c.output.text,
+    families=DEEPSEEK,
+)
+def _broken_call_text(c: Comparison) -> None:
+    assert c.ours.content.startswith(c.answer)
+    assert _in_order(c.ours.content, c.output.text)
+
+
+@rule(
+    "reasoning_starts_at_the_start",
+    "vLLM's whole answers drop everything before the first <think>, wherever it stands; it opens reasoning only "
+    "where reasoning may start, and elsewhere it is text",
+    "43 (kind); deepseek_r1/content_with_markers",
+    {"reasoning", "content", "calls", "finish_reason"},
+    lambda c: "<think>" in c.output.text.lstrip()[1:],
+    families=DEEPSEEK | {"qwq"},
+)
+def _late_opener(c: Comparison) -> None:
+    plain = c.output.text.replace("<think>", "").replace(THINK_END, "")
+    assert plain.startswith(c.ours.reasoning.replace("<think>", "")), "nothing before the marker is lost"
+    _calls_are_the_models_own_text(c)
+
+
+# --- Kimi's section of calls
+
+
+@rule(
+    "a_cut_header_is_no_call",
+    "vLLM's whole answers make a call of a header that was cut or has no arguments marker, with empty arguments",
+    "54; kimi_k2/truncated_id (diverges)",
+    {"calls", "finish_reason"},
+    lambda c: (
+        len(c.vllm["tool_calls"]) == len(c.ours.calls) + 1 and c.vllm["tool_calls"][-1]["arguments"] == "{}"
+    ),
+    families={"kimi_k2"},
+)
+def _cut_header(c: Comparison) -> None:
+    for theirs, mine in zip(c.vllm["tool_calls"], c.ours.calls, strict=False):
+        assert theirs["name"] == mine.name
+        assert same_json(parsed(theirs["arguments"]), parsed(mine.arguments))
+
+
+@rule(
+    "a_call_without_its_index_is_kept",
+    "vLLM drops a call whose header does not end in a colon and a number",
+    "58",
+    {"calls", "finish_reason"},
+    lambda c: len(c.ours.calls) > len(c.vllm["tool_calls"]),
+    families={"kimi_k2"},
+)
+def _no_index(c: Comparison) -> None:
+    headers = c.output.text.split("<|tool_call_begin|>")[1:]
+    for call in c.ours.calls:
+        assert any(call.name in header.partition("<|tool_call_argument_begin|>")[0] for header in headers)
+    _calls_are_the_models_own_text(c)
+
+
 # --- JSON objects between tags
 
 TAGGED_JSON = {"hermes_qwen3": "<tool_call>", "qwq": "<tool_call>", "longcat": "<longcat_tool_call>"}

@@ -13,7 +13,7 @@ from tests.vllm.parsers.runner import VllmRunner
 
 pytestmark = pytest.mark.vllm
 
-OFFERED = ("hermes_qwen3",)
+OFFERED = ("hermes_qwen3", "deepseek_v31", "deepseek_r1", "kimi_k2")
 """Families (of `tests.families.catalogue`) whose parsers have a table. A family joins with its table."""
 OUTPUTS = 500
 SHOWN = 5

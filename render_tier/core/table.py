@@ -87,6 +87,7 @@ class ReasoningFormat:
     opened: str
     start: str
     end: str
+    aliases: tuple[str, ...] = ()
     ended_by_tools: frozenset[str] = frozenset()
     content_on: Mapping[str, str] = field(default_factory=dict)
     disabled_by: Mapping[str, Any] = field(default_factory=dict)

@@ -7,11 +7,23 @@ from typing import Final
 from render_tier.core.formats.deepseek_r1 import DEEPSEEK_R1
 from render_tier.core.formats.deepseek_v3 import DEEPSEEK_V3
 from render_tier.core.formats.deepseek_v3_reasoning import DEEPSEEK_V3_REASONING
+from render_tier.core.formats.deepseek_v4 import DEEPSEEK_V4, DEEPSEEK_V4_REASONING
 from render_tier.core.formats.deepseek_v31 import DEEPSEEK_V31
+from render_tier.core.formats.deepseek_v32 import DEEPSEEK_V32
+from render_tier.core.formats.glm47 import GLM47, GLM47_REASONING
 from render_tier.core.formats.hermes import HERMES
 from render_tier.core.formats.kimi_k2 import KIMI_K2, KIMI_K2_REASONING
+from render_tier.core.formats.llama3_json import LLAMA3_JSON
+from render_tier.core.formats.mimo import MIMO, MIMO_REASONING
+from render_tier.core.formats.minimax_m2 import MINIMAX_M2, MINIMAX_M2_REASONING
+from render_tier.core.formats.mistral import MISTRAL, MISTRAL_REASONING
+from render_tier.core.formats.nemotron_v3 import NEMOTRON_V3
+from render_tier.core.formats.openai import OPENAI, OPENAI_GPTOSS
 from render_tier.core.formats.plain import PLAIN
 from render_tier.core.formats.qwen3 import QWEN3
+from render_tier.core.formats.qwen3_coder import QWEN3_CODER
+from render_tier.core.formats.seed_oss import SEED_OSS, SEED_OSS_REASONING
+from render_tier.core.formats.step3p5 import STEP3P5, STEP3P5_REASONING
 from render_tier.core.prompt_state import prompt_reasoning
 from render_tier.core.table import ReasoningFormat, ToolFormat
 
@@ -30,16 +42,38 @@ __all__ = [
 _REASONING_FORMATS: Final = (
     DEEPSEEK_R1,
     DEEPSEEK_V3_REASONING,
+    DEEPSEEK_V4_REASONING,
+    GLM47_REASONING,
     KIMI_K2_REASONING,
+    MIMO_REASONING,
+    MINIMAX_M2_REASONING,
+    MISTRAL_REASONING,
+    NEMOTRON_V3,
+    OPENAI_GPTOSS,
     QWEN3,
+    SEED_OSS_REASONING,
+    STEP3P5_REASONING,
 )
 _TOOL_FORMATS: Final = (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
+    GLM47,
     HERMES,
     KIMI_K2,
+    LLAMA3_JSON,
+    MIMO,
+    MINIMAX_M2,
+    MISTRAL,
+    OPENAI,
+    QWEN3_CODER,
+    SEED_OSS,
+    STEP3P5,
 )
-_REASONING: Final[dict[str, ReasoningFormat]] = {fmt.name: fmt for fmt in _REASONING_FORMATS}
+_REASONING: Final[dict[str, ReasoningFormat]] = {
+    name: fmt for fmt in _REASONING_FORMATS for name in (fmt.name, *fmt.aliases)
+}
 _TOOLS: Final[dict[str, ToolFormat]] = {
     name: fmt for fmt in _TOOL_FORMATS for name in (fmt.name, *fmt.aliases)
 }

@@ -1,0 +1,66 @@
+"""DeepSeek V3.2's calls in DSML, a markup with its own bracket token.
+
+``<｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="KEY" string="true">VALUE``... A
+value declared ``string="true"`` is text, any other is JSON where it can be read as that; the schema then
+corrects both. A block of calls ends the turn: text after it is not shown. Some models put all arguments
+into one parameter ``arguments`` or ``input``; they are taken out of it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from render_tier.core.fragments import blanks, literal, sequence
+from render_tier.core.table import CONTENT, Region, State, ToolFormat
+from render_tier.core.xml_call import Key, XmlCallFormat
+
+_INVOKE = '<｜DSML｜invoke name="'
+_KEY = re.compile(r'\s*name="([^"]+)"(?:\s+string="([^"]*)")?')
+
+
+def _key(text: str) -> Key | None:
+    match = _KEY.match(text)
+    return Key(match[1], text=match[2] == "true") if match is not None else None
+
+
+def _name(text: str) -> str:
+    return text.strip().removesuffix('"').strip()
+
+
+def dsml_calls(name: str, wrapper: str, variants: tuple[str, ...] = ()) -> ToolFormat:
+    """The table of a DSML family: ``wrapper`` is the tag around calls, ``variants`` what models write for its
+    opening."""
+    end = f"</｜DSML｜{wrapper}>"
+    wrappers = dict.fromkeys((f"<｜DSML｜{tag}>" for tag in (wrapper, *variants)), "wrapper")
+    body = XmlCallFormat(
+        name_ends={">": False},
+        read_name=_name,
+        parameter=sequence(literal("<｜DSML｜parameter"), blanks(1, 8)),
+        key_end=">",
+        read_key=_key,
+        close=literal("</｜DSML｜parameter>"),
+        next_closes=True,
+        end="</｜DSML｜invoke>",
+        exits=(end, _INVOKE),
+        wrappers=("arguments", "input"),
+    )
+    return ToolFormat(
+        name=name,
+        states={
+            CONTENT: State(text=Region.CONTENT, on={**wrappers, _INVOKE: "call"}),
+            "wrapper": State(on={_INVOKE: "call"}),
+            "call": State(
+                body=body,
+                routes={"</｜DSML｜invoke>": "between", end: "between", _INVOKE: "call"},
+                failed=CONTENT,
+                inside=("｜DSML｜",),
+            ),
+            "between": State(on={**wrappers, _INVOKE: "call"}),
+        },
+        blanks="drop_alone",
+        reasoning_ends=frozenset(wrappers),
+        none_drops=True,
+    )
+
+
+DEEPSEEK_V32 = dsml_calls("deepseek_v32", "function_calls")

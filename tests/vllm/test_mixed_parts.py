@@ -1,0 +1,66 @@
+"""Our parts beside vLLM's: render tier and orchestrator in front of a vLLM engine, on the same weights.
+
+The answers are those of the embedded engine in the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.hop_programs import answer, run, streamed_answer
+from tests.support.processes import ServerProcess, orchestrator_server, render_tier_server
+
+CHAT: dict[str, Any] = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "Why do ships float?"}],
+    "temperature": 0,
+    "max_completion_tokens": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def smollm2_render(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--served-model-name", "smollm2")
+    with render_tier_server(smollm2_dir, *options, log_dir=server_logs, name="smollm2-render") as process:
+        yield process
+
+
+def test_three_hops(
+    smollm2_render: ServerProcess, vllm_engine: ServerProcess, embedded_engine: ServerProcess
+) -> None:
+    mine = ("--render", smollm2_render.url, "--engine", embedded_engine.url)
+    theirs = ("--render", smollm2_render.url, "--engine", vllm_engine.url)
+    [expected] = run("three_hop.py", CHAT, *mine)
+    [completion] = run("three_hop.py", CHAT, *theirs)
+    assert answer(completion) == answer(expected)
+    assert streamed_answer(run("three_hop.py", CHAT, *theirs, "--stream")) == answer(expected)
+
+
+@pytest.mark.parametrize("stop", [None, " the"], ids=["to the end", "stop string"])
+def test_orchestrator(
+    stop: str | None,
+    smollm2_render: ServerProcess,
+    vllm_engine: ServerProcess,
+    embedded_engine: ServerProcess,
+    server_logs: Path,
+) -> None:
+    """A stop string too, which a tokens-only vLLM engine refuses by itself."""
+    chat = CHAT | ({"stop": [stop]} if stop else {})
+    answers = []
+    for engine in (embedded_engine, vllm_engine):
+        options = ("--render", smollm2_render.url, "--decode", engine.url)
+        with (
+            orchestrator_server(*options, log_dir=server_logs) as orchestrator,
+            httpx.Client(base_url=orchestrator.url, timeout=120, trust_env=False) as client,
+        ):
+            response = client.post("/v1/chat/completions", json=chat)
+            assert response.status_code == 200, response.text
+            answers.append(answer(response.json()))
+    assert answers[1] == answers[0]
+    assert (answers[0][1] == "stop") is (stop is not None)
+    assert stop is None or stop not in answers[0][0]

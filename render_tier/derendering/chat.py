@@ -20,8 +20,11 @@ from render_tier.protocol.responses import (
 )
 
 
-def call_id(request_id: str, context: Context, choice: int, call: int) -> str:
-    """The ID of a call: the same whenever the same chunk is derendered, never shared by two requests."""
+def call_id(request_id: str, context: Context, choice: int, call: int, written: str = "") -> str:
+    """The ID of a call: the one that the model wrote, for families that have them; else one that is the same
+    whenever the same chunk is derendered and never shared by two requests."""
+    if written:
+        return written
     digest = hashlib.blake2b(request_id.encode(errors="surrogatepass"), key=context.digest, digest_size=8)
     digest.update(f"/{choice}/{call}".encode())
     return f"chatcmpl-tool-{digest.hexdigest()}"
@@ -35,14 +38,14 @@ def message(events: Iterable[Event], context: Context, request_id: str, choice: 
     """The whole message. Content is null when there is none, but empty where tool_choice forces a call (and
     without a parser), as in the coupled server."""
     texts: dict[Region, list[str]] = {Region.REASONING: [], Region.CONTENT: []}
-    names: dict[int, str] = {}
+    started: dict[int, CallStart] = {}
     arguments: dict[int, list[str]] = {}
     for event in events:
         match event:
             case Text(region, text):
                 texts[region].append(text)
-            case CallStart(index, name) if shown_call(context, index):
-                names[index], arguments[index] = name, []
+            case CallStart(index) if shown_call(context, index):
+                started[index], arguments[index] = event, []
             case CallArguments(index, text) if index in arguments:
                 arguments[index].append(text)
     content: str | None = "".join(texts[Region.CONTENT])
@@ -51,11 +54,11 @@ def message(events: Iterable[Event], context: Context, request_id: str, choice: 
     reasoning = "" if context.hides_reasoning else "".join(texts[Region.REASONING])
     calls = [
         ToolCall(
-            call_id(request_id, context, choice, index),
+            call_id(request_id, context, choice, index, start.written_id),
             "function",
-            FunctionCall(name, "".join(arguments[index])),
+            FunctionCall(start.name, "".join(arguments[index])),
         )
-        for index, name in names.items()
+        for index, start in started.items()
     ]
     return Message(content=content, reasoning=reasoning or None, tool_calls=calls or UNSET)
 
@@ -83,7 +86,7 @@ def delta(
             if shown_call(context, event.index):
                 calls.append(ToolCallDelta(None, None, event.index, FunctionDelta(None, event.text)))
         elif type(event) is CallStart and event.index >= named_before and shown_call(context, event.index):
-            identifier = call_id(request_id, context, choice, event.index)
+            identifier = call_id(request_id, context, choice, event.index, event.written_id)
             calls.append(ToolCallDelta(identifier, "function", event.index, FunctionDelta(event.name, None)))
     return Delta(
         "assistant" if role else None,

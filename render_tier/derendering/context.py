@@ -43,6 +43,7 @@ class Context:
     ``drops_calls``: calls are recognised and left out. ``one_call``: parallel_tool_calls is false.
     """
 
+    kind: Kind
     digest: bytes
     grammar: Grammar
     options: MachineOptions
@@ -148,6 +149,7 @@ class ContextResolver:
             else None
         )
         return Context(
+            "completion",
             digest,
             self._plain,
             self._options(request),
@@ -159,7 +161,7 @@ class ContextResolver:
     def _chat(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
         length = len(prompt_ids or ())
         if not raw:
-            return Context(digest, self._plain, self._options(None), prompt_length=length)
+            return Context("chat", digest, self._plain, self._options(None), prompt_length=length)
         data = decode_object(raw)
         request = ChatCompletionRequest.parse(data, max_stop_strings=self._settings.max_stop_strings)
         choice = request.tool_choice
@@ -175,6 +177,7 @@ class ContextResolver:
         counts = self._reasoning is not None
         hides = counts and not request.include_reasoning
         return Context(
+            "chat",
             digest,
             self._no_tools if none and not drops else self._with_tools,
             self._options(request),

@@ -397,7 +397,7 @@ class Derenderer:
 
     def _context(self, kind: Kind, request: Raw, prompt: Raw, named: str | None) -> Context:
         if named is not None and not given(request):
-            return self._known(_digest(named))
+            return self._known(kind, _digest(named))
         raw_request = bytes(request) if given(request) else b""
         raw_prompt = bytes(prompt) if given(prompt) else b""
         digest = self._resolver.digest(kind, raw_request, raw_prompt)
@@ -414,35 +414,27 @@ class Derenderer:
         request; a part left out is not compared."""
         if named is not None and _digest(named) != saved.context:
             raise _other_request()
-        if given(request) and given(prompt):
-            raw_request, raw_prompt = bytes(request), bytes(prompt)
-        elif given(request) or given(prompt):
-            context = self._contexts.get(saved.context)
-            if context is not None:
-                return context
-            raw_request = bytes(request) if given(request) else b""
-            raw_prompt = bytes(prompt) if given(prompt) else b""
-        else:
-            context = self._contexts.get(saved.context)
-            if context is not None:
-                return context
-            raw_request = raw_prompt = b""
+        whole = given(request) and given(prompt)
+        if not whole:
+            known = self._contexts.get(saved.context)
+            if known is not None:
+                return _of_kind(kind, known)
+        raw_request = bytes(request) if given(request) else b""
+        raw_prompt = bytes(prompt) if given(prompt) else b""
         digest = self._resolver.digest(kind, raw_request, raw_prompt)
         if digest != saved.context:
-            if given(request) and given(prompt):
-                raise _other_request()
-            raise _context_required()
+            raise _other_request() if whole else _context_required()
         context = self._contexts.get(digest)
         if context is None:
             context = self._resolver.resolve(kind, digest, raw_request, raw_prompt)
             self._contexts.put(context)
         return context
 
-    def _known(self, digest: bytes) -> Context:
+    def _known(self, kind: Kind, digest: bytes) -> Context:
         context = self._contexts.get(digest)
         if context is None:
             raise _context_required()
-        return context
+        return _of_kind(kind, context)
 
     # --- usage ---
 
@@ -503,6 +495,12 @@ def _digest(named: str) -> bytes:
         return bytes.fromhex(named)
     except ValueError:
         raise BadRequest("context is not a digest", param="context") from None
+
+
+def _of_kind(kind: Kind, context: Context) -> Context:
+    if context.kind != kind:
+        raise _other_request()
+    return context
 
 
 def _other_request() -> BadRequest:

@@ -63,6 +63,8 @@ def load_script(path: Path, vocab_size: int) -> list[Entry]:
         entries = msgspec.convert(raw, list[Entry])
     except (OSError, msgspec.MsgspecError) as error:
         raise ScriptError(f"{path}: {error}") from error
+    if not entries:
+        raise ScriptError(f"{path} has no entries")
     for number, entry in enumerate(entries):
         if not entry.token_ids or not all(0 <= token < vocab_size for token in entry.token_ids):
             raise ScriptError(f"{path}: entry {number}: token_ids must be 1 or more ids below {vocab_size}")

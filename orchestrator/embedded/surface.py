@@ -57,6 +57,7 @@ class EngineSurface:
         self._limits = limits
         self._settings = settings
         self._created = int(time.time())
+        self._version_body = msgspec.json.encode({"version": importlib.metadata.version("disagg-frontend")})
         self._metrics = registry(engine, limits.served_names[0])
         self._sessions: dict[str, set[Session]] = {}
         self._compatibility = compatibility(
@@ -186,8 +187,7 @@ class EngineSurface:
         await _respond(send, 200, exposition(self._metrics), METRICS)
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        version = importlib.metadata.version("disagg-frontend")
-        await _respond(send, 200, msgspec.json.encode({"version": version}))
+        await _respond(send, 200, self._version_body)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         cards = [self._card(name) for name in self._limits.served_names]

@@ -312,8 +312,8 @@ BUSY = [*PROMPT, 9, 9]
 
 @pytest.fixture
 def paced(tmp_path: Path, tiny_model: Path) -> Iterator[tuple[Client, Client]]:
-    """Scripted engines: a prefill engine with a short lease, a decode engine with one slot. ``BUSY`` is played
-    for 20 s, anything else at once."""
+    """Scripted engines: a prefill engine with a short lease, a decode engine with one slot. ``BUSY`` is
+    played for 20 s, anything else at once."""
     script = tmp_path / "script.json"
     slow = {"match": {"suffix": [9, 9]}, "token_ids": [7] * 400, "interval_ms": 50}
     script.write_text(json.dumps([slow, {"token_ids": [4, 5, 6]}]))

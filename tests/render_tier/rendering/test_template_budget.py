@@ -1,0 +1,97 @@
+# ruff: noqa: E501  (a template is one line)
+"""A template that would run or grow without end is stopped, and costs one refused request."""
+
+from __future__ import annotations
+
+import pytest
+
+from render_tier.protocol.errors import BadRequest
+from render_tier.rendering.template import ChatTemplate, TemplateCache
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, seconds: float = 0.2) -> str:
+    return ChatTemplate(source, seconds=seconds, max_chars=1_000_000).render(USER, {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for a in [[0], [0]] recursive %}{{ loop([[0], [0]]) if loop.depth < 60 }}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+    ids=["nested loops", "branching macro", "branching recursion", "endless macro"],
+)
+def test_time(source: str) -> None:
+    with pytest.raises(BadRequest, match=r"too long|too deeply"):
+        render(source)
+
+
+DOUBLING = (
+    "{{% set ns = namespace(x='ab') %}}{{% for _ in range(99) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10**12 }}",
+        "{{ 10**12 * 'a' }}",
+        "{{ [0] * 10**12 }}",
+        "{{ 7 ** 10000000 ** 2 }}",
+        DOUBLING.format(step="ns.x + ns.x"),
+        DOUBLING.format(step="ns.x ~ ns.x"),
+        DOUBLING.format(step="[ns.x, ns.x]|join"),
+        DOUBLING.format(step="ns.x.replace('a', ns.x)"),
+        DOUBLING.format(step="ns.x|replace('a', ns.x)"),
+        "{{ messages[0].content.ljust(10**12) }}",
+        "{{ messages[0].content|center(10**12) }}",
+        "{{ messages[0].content.zfill(10**12) }}",
+        "{{ messages[0].content|indent(10**12, true) }}",
+        "{{ '\\t\\t'.expandtabs(10**12) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d'|format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ [1]|batch(10**12, 'x')|list }}",
+        "{{ messages|tojson(indent=10**9) }}",
+        "{% set a = 'a' * 100000 %}{% set b %}{% for _ in range(99999) %}{{ a }}{% endfor %}{% endset %}",
+        "{% set a = 'a' * 100000 %}{% macro m() %}{% for _ in range(99999) %}{{ a }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{% set a = 'a' * 100000 %}{% for _ in range(99999) %}{{ a }}{% endfor %}",
+        "{{ (['a' * 100000] * 100000)|join }}",
+        "{{ ','.join(['a' * 100000] * 100000) }}",
+    ],
+)
+def test_size(source: str) -> None:
+    with pytest.raises(BadRequest, match="too large"):
+        render(source, seconds=60.0)
+
+
+def test_budget_is_per_render() -> None:
+    template = ChatTemplate(
+        "{% for a in range(1000) %}{{ messages[0].content }}{% endfor %}", seconds=0.5, max_chars=3000
+    )
+    for _ in range(50):
+        assert template.render(USER, {}) == "hi" * 1000
+
+
+@pytest.mark.parametrize("source", ["{{", "{% for %}", "{% if x %}", "{% include 'x' %}{% endif %}"])
+def test_template_that_does_not_compile(source: str) -> None:
+    with pytest.raises(BadRequest, match="does not compile"):
+        TemplateCache(seconds=1.0, max_chars=1000, capacity=2).get(source)
+
+
+def test_request_templates_are_kept_up_to_a_bound() -> None:
+    cache = TemplateCache(seconds=1.0, max_chars=1000, capacity=2)
+    first = cache.get("1")
+    assert cache.get("1") is first
+    cache.get("2")
+    cache.get("3")
+    assert cache.get("1") is not first
+
+
+def test_reason_of_a_refusal_is_the_templates_own() -> None:
+    with pytest.raises(BadRequest, match=r"^system must come first$"):
+        render("{{ raise_exception('system must come first') }}")

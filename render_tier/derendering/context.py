@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import msgspec
@@ -20,6 +20,7 @@ from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, 
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
 from render_tier.core.stops import StopTable
+from render_tier.core.tool_schema import ToolSchemas
 from render_tier.derendering.served import ServedModel, check_ids
 from render_tier.derendering.settings import DerenderSettings
 from render_tier.protocol.chat import ChatCompletionRequest
@@ -180,7 +181,7 @@ class ContextResolver:
             "chat",
             digest,
             self._no_tools if none and not drops else self._with_tools,
-            self._options(request),
+            replace(self._options(request), tools=ToolSchemas(data.get("tools"))),
             prompt=self._prompt_state(request, prompt_ids),
             prompt_length=length,
             parsed=self.has_parser,

@@ -36,10 +36,10 @@ class Output:
 
     __slots__ = ("calls", "context", "eos", "finished", "hidden", "machine", "reasoning_tokens", "speller")
 
-    def __init__(self, context: Context, eos: tuple[int, ...]) -> None:
+    def __init__(self, context: Context, eos: tuple[int, ...], machine: Machine | None = None) -> None:
         self.context = context
         self.eos = eos
-        self.machine: Machine = context.machine()
+        self.machine = context.machine() if machine is None else machine
         self.speller = TokenSpeller(context.grammar.vocabulary)
         self.reasoning_tokens = 0
         self.calls = 0

@@ -118,12 +118,13 @@ class StateCodec:
 
     def restore(self, saved: Saved, context: Context, eos: tuple[int, ...]) -> Stream:
         """The stream that gave this state. Raises BadRequest."""
-        output = Output(context, eos)
+        machine = None
         if not saved.finished:
             try:
-                output.machine = Machine.restore(context.grammar, context.options, saved.machine)
+                machine = Machine.restore(context.grammar, context.options, saved.machine)
             except SnapshotError:
                 raise _refused("it is damaged") from None
+        output = Output(context, eos, machine)
         output.reasoning_tokens, output.calls = saved.reasoning_tokens, saved.calls
         output.finished = saved.finished
         output.speller.context = saved.speller

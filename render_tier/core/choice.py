@@ -16,11 +16,11 @@ _BLANK_LIMIT: Final = 64
 
 @dataclass(frozen=True)
 class ChoiceFormat:
-    """``starts``: the first visible characters of ``body``; with any other it is ``otherwise``."""
+    """``starts``: the first visible characters of ``body``; with any other it is ``otherwise``, or text."""
 
     starts: str
     body: BodyFormat
-    otherwise: BodyFormat
+    otherwise: BodyFormat | None = None
 
     def open(self, marker: str, hold_limit: int) -> Choice:
         return Choice(self, marker, hold_limit)
@@ -60,6 +60,9 @@ class Choice:
                 index += 1
             else:
                 self._choose(1 if character in self._format.starts else 2)
+                if self._body is None:
+                    self.status = Status.FAILED
+                    return index
         index = self._body.feed(text, index, calls)
         self.status, self.committed = self._body.status, self._body.committed
         return index
@@ -67,7 +70,7 @@ class Choice:
     def _choose(self, chosen: int) -> None:
         self._chosen = chosen
         fmt = self._format.body if chosen == 1 else self._format.otherwise
-        self._body = fmt.open(self._before, self._hold_limit)
+        self._body = fmt.open(self._before, self._hold_limit) if fmt is not None else None
 
     def finish(self, calls: Calls) -> None:
         if self._body is None:
@@ -96,6 +99,8 @@ class Choice:
         self._chosen, self._before, self._blanks = saved.chosen, saved.before, saved.blanks
         if saved.chosen:
             fmt = self._format.body if saved.chosen == 1 else self._format.otherwise
+            if fmt is None:
+                raise ValueError("impossible choice")
             self._body = fmt.load(saved.body, self._hold_limit)
             self.committed = self._body.committed
 

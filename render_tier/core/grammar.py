@@ -31,10 +31,15 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
     ends = tool_markers
     if tool.reasoning_ends is not None:
         ends = {marker: to for marker, to in tool_markers.items() if marker in tool.reasoning_ends}
+    if tool.initial != CONTENT:
+        answer = states[tool.initial]
+        states[tool.initial] = replace(answer, on={**reasoning.content_on, **answer.on})
     for name, state in reasoning.states.items():
         if name in states:
             raise TableError(f"{reasoning.name} and {tool.name} both have a state {name!r}")
-        on = {**ends, **state.on} if name in reasoning.ended_by_tools else state.on
+        on = {marker: tool.initial if to == CONTENT else to for marker, to in state.on.items()}
+        if name in reasoning.ended_by_tools:
+            on = {**ends, **on}
         states[name] = replace(state, on=on)
     return states
 
@@ -102,7 +107,10 @@ class Grammar:
         self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)
         self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
         self.content: Final = by_name[CONTENT]
-        self._initial = by_name[reasoning.initial if reasoning else tool.initial]
+        self._answer = by_name[tool.initial]
+        self._initial = self._answer
+        if reasoning is not None and reasoning.initial != CONTENT:
+            self._initial = by_name[reasoning.initial]
         self._opened = by_name[reasoning.opened] if reasoning else self._initial
 
     def start(self, prompt: bool | None) -> Node:
@@ -110,7 +118,7 @@ class Grammar:
         (None)."""
         if prompt is None:
             return self._initial
-        return self._opened if prompt else self.content
+        return self._opened if prompt else self._answer
 
 
 def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: Vocabulary) -> dict[int, str]:

@@ -385,14 +385,17 @@ class Machine:
         body, node = self._body, self._node
         assert body is not None
         self._body = None
+        marker_open, body_open = self._marker_open, self._body_open
+        self._marker_open = self._body_open = 0
         if body.status is Status.DONE:
-            self._ledger.advance(self._body_open, Region.CALL if body.committed else Region.MARKUP)
-            self._body_open = 0
+            self._ledger.advance(marker_open, Region.MARKUP)
+            self._ledger.advance(body_open, Region.CALL if body.committed else Region.MARKUP)
             self._enter(node.routes[cast(RoutedBody, body).route] if node.routes else node.done, "")
             return
         self._node = failed
-        self._body_open = 0
-        self._text(failed, body.raw)
+        raw = body.raw
+        self._ledger.advance(marker_open + body_open - len(raw), Region.MARKUP)  # a marker not given back
+        self._text(failed, raw)
 
     # --- `body.Calls` ---
 

@@ -112,8 +112,8 @@ class ToolFormat:
     ``reasoning_ends``: the markers of CONTENT that have their meaning in reasoning too (None: all of them).
     ``none_drops``: with tool_choice "none", vLLM removes the text of a call that the model wrote all the
     same. ``bare_json``: with tool_choice "required" or a named function the model is held to JSON
-    (`formats.guided`) instead of this format. ``initial``: where an output starts when there is no reasoning
-    format.
+    (`formats.guided`) instead of this format. ``initial``: where the answer starts, after
+    reasoning or without.
     """
 
     name: str

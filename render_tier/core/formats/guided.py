@@ -1,0 +1,39 @@
+"""Calls under a JSON grammar, for formats without a grammar of their own (`ToolFormat.bare_json`).
+
+With tool_choice "required" the engine holds the model to an array ``[{"name": ..., "parameters": {...}}]``,
+with a named function to the JSON of its arguments. Where the answer begins otherwise, because no grammar was
+in force, it is read in the family's own format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from render_tier.core.bare_call import BareCallFormat
+from render_tier.core.body import BodyFormat
+from render_tier.core.choice import ChoiceFormat
+from render_tier.core.json_call import JsonCallFormat
+from render_tier.core.json_calls import JsonCallsFormat
+from render_tier.core.table import CONTENT, State, ToolFormat
+
+_ARRAY = JsonCallsFormat(
+    JsonCallFormat(name_key="name", arguments_keys=("parameters", "arguments"), optional=True), empty=True
+)
+
+
+def answer_format(tool: ToolFormat, *, required: bool, function: str | None) -> ToolFormat:
+    """The format of the answers to a request: tool_choice "required", or one that names ``function``."""
+    if not tool.bare_json or not (required or function):
+        return tool
+    if function:
+        body: BodyFormat = BareCallFormat(separator=r"(?=\S)", function=function)
+        return _starting_with(tool, ChoiceFormat(starts="{", body=body))
+    return _starting_with(tool, ChoiceFormat(starts="[", body=_ARRAY))
+
+
+def _starting_with(tool: ToolFormat, body: BodyFormat) -> ToolFormat:
+    guided = {
+        "guided": State(body=body, done="guided_end", failed=CONTENT),
+        "guided_end": State(),
+    }
+    return replace(tool, states={**tool.states, **guided}, initial="guided", blanks="drop_alone")

@@ -5,6 +5,7 @@ The tags allow exactly the offered tools; what arguments may hold is a schema, o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -67,7 +68,7 @@ def _hermes(tools: Sequence[CallableTool], demand: Demand, single: bool) -> Json
     """``<tool_call>`` with or without line breaks around the object."""
     tags = [
         tag(
-            f'<tool_call>{gap}{{"name": "{tool.name}", "arguments": ',
+            f'<tool_call>{gap}{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ',
             json_schema(tool.arguments),
             f"}}{gap}</tool_call>",
         )

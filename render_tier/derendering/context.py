@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.formats.guided import answer_format
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
 from render_tier.core.stops import StopTable
@@ -103,6 +104,10 @@ class ContextResolver:
         self._plain = Grammar(None, PLAIN, vocabulary)
         self._no_tools = Grammar(self._reasoning, PLAIN, vocabulary)
         self._with_tools = Grammar(self._reasoning, self._tool, vocabulary) if self._tool else self._no_tools
+        self._required = self._with_tools
+        if self._tool is not None and self._tool.bare_json:
+            guided = answer_format(self._tool, required=True, function=None)
+            self._required = Grammar(self._reasoning, guided, vocabulary)
         self._seed = f"{model.fingerprint}\0{settings.reasoning_parser}\0{settings.tool_parser}\0".encode()
 
     @property
@@ -180,7 +185,7 @@ class ContextResolver:
         return Context(
             "chat",
             digest,
-            self._no_tools if none and not drops else self._with_tools,
+            self._no_tools if none and not drops else self._grammar(choice, request.forced_function),
             replace(self._options(request), tools=ToolSchemas(data.get("tools"))),
             prompt=self._prompt_state(request, prompt_ids),
             prompt_length=length,
@@ -196,6 +201,15 @@ class ContextResolver:
             ignores_eos=request.ignore_eos,
         )
 
+    def _grammar(self, choice: object, function: str | None) -> Grammar:
+        """The grammar of an answer with tools. One for a named function is made for its request."""
+        if self._tool is None or not self._tool.bare_json:
+            return self._with_tools
+        if function is not None:
+            guided = answer_format(self._tool, required=False, function=function)
+            return Grammar(self._reasoning, guided, self._model.vocabulary)
+        return self._required if choice == "required" else self._with_tools
+
     def _prompt_state(self, request: ChatCompletionRequest, prompt_ids: list[int] | None) -> bool | None:
         """The prompt decides; a template switch that turns thinking off decides where the prompt says
         nothing."""
@@ -208,7 +222,9 @@ class ContextResolver:
         kwargs = {**self._settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
         if request.reasoning_effort is not None:
             kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
-        return False if _disabled(self._reasoning.disabled_by, kwargs) else None
+        if _any_of(self._reasoning.enabled_by, kwargs):
+            return True
+        return False if _any_of(self._reasoning.disabled_by, kwargs) else None
 
     def _options(self, request: SamplingFields | None) -> MachineOptions:
         settings = self._settings
@@ -229,5 +245,5 @@ class ContextResolver:
         )
 
 
-def _disabled(disabled_by: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(kwargs.get(name) is value for name, value in disabled_by.items())
+def _any_of(values: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(kwargs.get(name) is value for name, value in values.items())

@@ -9,6 +9,7 @@ from typing import Any
 
 from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, Text
 from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.formats.guided import answer_format
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
 from render_tier.core.table import Region
@@ -75,23 +76,34 @@ def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
     reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
     if not case.get("tools") or case.get("tool_choice") == "none":
         tools = None
-    grammar = grammar_of(reasoning, tools, tokenizer)
+    choice = case.get("tool_choice")
+    function = choice["function"]["name"] if isinstance(choice, dict) else None
+    grammar = grammar_of(reasoning, tools, tokenizer, choice == "required", function)
     prompt = None
     if grammar.reasoning is not None:
         ids = tokenizer.encode(case.get("prompt_tail") or "")
         prompt = prompt_reasoning(grammar.reasoning, ids, tokenizer.vocabulary)
         kwargs = case.get("chat_template_kwargs") or {}
-        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
+        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.enabled_by.items()):
+            prompt = True
+        elif prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
             prompt = False
     return Machine(grammar, MachineOptions(tools=ToolSchemas(case.get("tools"))), prompt)
 
 
 @cache
-def grammar_of(reasoning: str | None, tools: str | None, tokenizer: CorpusTokenizer) -> Grammar:
-    """The grammar of two parser names for one tokenizer."""
+def grammar_of(
+    reasoning: str | None,
+    tools: str | None,
+    tokenizer: CorpusTokenizer,
+    required: bool = False,
+    function: str | None = None,
+) -> Grammar:
+    """The grammar of two parser names and a forced tool_choice, for one tokenizer."""
+    tool = answer_format(tool_format(tools), required=required, function=function) if tools else PLAIN
     return Grammar(
         reasoning_format(reasoning) if reasoning else None,
-        tool_format(tools) if tools else PLAIN,
+        tool,
         tokenizer.vocabulary,
     )
 

@@ -1,6 +1,7 @@
 """LFM2 tool calls: a Python list between ``<|tool_call_start|>`` and ``<|tool_call_end|>``.
 
-Text around it is shown. The model sometimes writes the call once more after its end; a second end marker is left out.
+Text around it is shown. The model sometimes writes the call once more after its end; a second end marker is
+left out.
 """
 
 from __future__ import annotations

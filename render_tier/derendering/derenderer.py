@@ -117,9 +117,7 @@ class Derenderer:
         completion_tokens = reasoning_tokens = 0
         for choice in response.choices:
             output = Output(context, self._model.eos_token_ids)
-            if choice.finish_reason is None:
-                choice.finish_reason = "stop"  # a whole answer has ended, whatever the engine says
-            step = output.advance(choice)
+            step = output.advance(choice, whole=True)
             completion_tokens += step.used
             reasoning_tokens += output.reasoning_tokens
             choices.append(
@@ -169,9 +167,7 @@ class Derenderer:
             context = self._context("completion", request.completion_request, prompt, request.context)
             prompt_tokens += self._prompt_tokens(counts[number] if counts else None, context, response)
             for choice in response.choices:
-                if choice.finish_reason is None:
-                    choice.finish_reason = "stop"
-                step = Output(context, self._model.eos_token_ids).advance(choice)
+                step = Output(context, self._model.eos_token_ids).advance(choice, whole=True)
                 completion_tokens += step.used
                 logprobs = None if step.logprobs is None else completion_logprobs(step.logprobs, 0)[0]
                 choices.append(

@@ -46,8 +46,8 @@ class Output:
         self.finished = False
         self.hidden: deque[LogprobOut | None] = deque()
 
-    def advance(self, choice: TokensChoice) -> Step:
-        """Read the next tokens of the choice. After a finish, nothing more is read: an engine may still send
+    def advance(self, choice: TokensChoice, *, whole: bool = False) -> Step:
+        """Read the next tokens of the choice, or all of them (``whole``). After a finish, nothing more is read: an engine may still send
         tokens that it made before it was told to stop."""
         step = Step()
         if self.finished:
@@ -60,7 +60,7 @@ class Output:
         if machine.stopped is None and shown < len(token_ids):
             step.events += machine.skip(len(token_ids) - shown)
         step.used = machine.tokens - before
-        if machine.stopped is not None or choice.finish_reason is not None:
+        if whole or machine.stopped is not None or choice.finish_reason is not None:
             step.events += machine.finish()
             self.finished = True
         self.count(step.events)

@@ -6,7 +6,7 @@ needs (the request and the prompt's IDs) stays raw JSON: later calls hash it or 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -18,11 +18,14 @@ from render_tier.protocol.generate import (
 
 ABSENT = msgspec.Raw()
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""A number that travels in the state: bounded so that it can be written down."""
+
 
 class TokensChoice(msgspec.Struct, kw_only=True, gc=False):
     """`generate.GenerateChoice` as derender reads it; unknown fields are dropped."""
 
-    index: int = 0
+    index: Count = 0
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -34,7 +37,7 @@ class TokensResponse(msgspec.Struct, kw_only=True):
 
     request_id: str
     choices: list[TokensChoice]
-    created: int | None = None
+    created: Count | None = None
     usage: GenerateUsage | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
     prompt_logprobs: list[msgspec.Raw] | None = None
@@ -48,7 +51,7 @@ class TokensChunk(msgspec.Struct, kw_only=True):
 
     request_id: str
     choices: list[TokensChoice]
-    created: int | None = None
+    created: Count | None = None
     usage: GenerateUsage | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
     metrics: RequestMetrics | None = None
@@ -63,7 +66,7 @@ class ChatDerender(msgspec.Struct, kw_only=True):
     generate_response: TokensResponse | None = None
     generate_chunk: TokensChunk | None = None
     stream_state: msgspec.Raw = ABSENT
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
     chat_request: msgspec.Raw = ABSENT
     context: str | None = None
@@ -79,7 +82,7 @@ class CompletionDerender(msgspec.Struct, kw_only=True):
     generate_responses: list[TokensResponse] | None = None
     generate_chunk: TokensChunk | None = None
     stream_state: msgspec.Raw = ABSENT
-    prompt_tokens: int | list[int] | None = None
+    prompt_tokens: Count | list[Count] | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
     completion_request: msgspec.Raw = ABSENT
     context: str | None = None
@@ -96,11 +99,11 @@ class PeerStreamState(msgspec.Struct, kw_only=True):
     """vLLM's ``stream_state``. The parsed path keeps the whole output, the plain path a window of tokens."""
 
     prev_tokens: list[str] = []
-    prefix_offset: int = 0
-    read_offset: int = 0
+    prefix_offset: Count = 0
+    read_offset: Count = 0
     role_sent: bool = False
     logprob_context_token_ids: list[int] = []
-    logprob_text_offset: int = 0
+    logprob_text_offset: Count = 0
     output_token_ids: list[int] = []
     output_chunk_lens: list[int] = []
     tools_streamed: bool = False

@@ -33,11 +33,11 @@ def test_every_name_resolves_and_every_pair_with_plain_is_a_grammar(vocabulary: 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        UnknownFormat, match="unknown reasoning parser 'nope'; valid names: .*qwen3"
+        UnknownFormat, match=r"unknown reasoning parser 'nope'; valid names: .*qwen3"
     ) as refused:
         reasoning_format("nope")
     assert isinstance(refused.value, KeyError)
-    with pytest.raises(UnknownFormat, match="unknown tool call parser 'nope'; valid names: .*hermes"):
+    with pytest.raises(UnknownFormat, match=r"unknown tool call parser 'nope'; valid names: .*hermes"):
         tool_format("nope")
 
 

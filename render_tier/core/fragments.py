@@ -65,11 +65,12 @@ class Found(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a scanner looks for. ``ahead`` must follow and is not part of it; the end of the output will
-    do."""
+    """What a scanner looks for. ``ahead`` must follow and is not part of it; the end of the output will do.
+    ``last``: found only where nothing else can come of the text."""
 
     what: Fragment
     ahead: Fragment | None = None
+    last: bool = False
 
 
 class Scanner:
@@ -79,14 +80,18 @@ class Scanner:
     and so is what is held back.
     """
 
-    __slots__ = ("_at_end", "_begin", "_first", "_full", "_kinds")
+    __slots__ = ("_at_end", "_begin", "_first", "_full", "_kinds", "_last")
 
     def __init__(self, looks: Mapping[str, Look]) -> None:
         kinds = list(looks.items())
         self._kinds: Final = {f"k{index}": kind for index, (kind, _) in enumerate(kinds)}
-        full, begin, at_end = [], [], []
+        full, begin, at_end, last = [], [], [], []
         for index, (_, look) in enumerate(kinds):
             group = f"(?P<k{index}>{look.what.full})"
+            if look.last:
+                last.append(group)
+                begin.append(look.what.begin)
+                continue
             if look.ahead is None:
                 full.append(group)
                 begin.append(look.what.begin)
@@ -99,18 +104,21 @@ class Scanner:
         self._full: Final = re.compile("|".join(full)).match
         self._begin: Final = re.compile(rf"(?:{'|'.join(begin)})\Z").match
         self._at_end: Final = re.compile("|".join(at_end)).match if at_end else None
+        self._last: Final = re.compile("|".join(last)).match if last else None
 
     def next(self, text: str, start: int) -> Found:
         """The first one from ``start`` on."""
         while (first := self._first(text, start)) is not None:
             start = first.start()
             match = self._full(text, start)
+            if match is None:
+                if self._begin(text, start) is not None:
+                    return Found(start, start, "")
+                match = self._last(text, start) if self._last is not None else None
             if match is not None:
                 group = match.lastgroup
                 assert group is not None
                 return Found(start, match.end(group), self._kinds[group])
-            if self._begin(text, start) is not None:
-                return Found(start, start, "")
             start += 1
         return Found(len(text), len(text), "")
 

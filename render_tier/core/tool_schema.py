@@ -135,6 +135,10 @@ def typed(text: str, types: frozenset[str]) -> Any:
 
 def _number(text: str) -> float | int | None:
     try:
+        return int(text)  # whole numbers stay exact
+    except ValueError:
+        pass
+    try:
         number = float(text)
     except ValueError:
         return None

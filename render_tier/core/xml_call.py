@@ -11,7 +11,8 @@ longer than ``hold_limit`` is a string. Nothing that went out is ever taken back
 is in the text twice, and for every reader of JSON the last one counts.
 
 A value ends at its closing tag only where the structure goes on behind it: at the next parameter, the end
-of the call, or the end of the output. The same tag inside a value is text.
+of the call, or the end of the output. The same tag inside a value is text, unless what stands before it is
+whole and no string.
 
 The body is committed from the start, unless its format has a ``name_shape``: then text that does not fit it
 is no call and is given back. A call that is not to be made (no name, or a name that the request has no tool
@@ -57,6 +58,9 @@ _WRAPPER: Final = 4  # may hold all arguments of the call: decided when the call
 
 _OPEN: Final = "open"
 _CLOSE: Final = "close"
+_LONE_CLOSE: Final = "lone close"
+_LONE_CLOSES: Final = 8
+"""How many closing tags inside one value are looked at: each costs a reading of the value so far."""
 _VALUE_BEGINS: Final = "value"
 
 _NAME_LIMIT: Final = 1024
@@ -139,6 +143,7 @@ class XmlCallFormat:
         nothing = Fragment("(?!)", either(map(literal, self.exits)).begin if self.exits else "(?!)")
         value |= {text: Look(sequence(end, literal(text))) for text in self.exits}
         value[self.end] = Look(end, nothing)
+        value[_LONE_CLOSE] = Look(self.close, last=True)
         return tuple(
             Scanner(looks)
             for looks in (
@@ -178,6 +183,7 @@ class XmlCall:
         self._mode = _SKIP
         self._fresh = False  # the value has had no character yet
         self._newline = False  # a newline of a streamed value that may be its last character
+        self._closes = 0  # closing tags inside the value
         self._wrapped: tuple[Key, str] | None = None  # the complete value of the only parameter so far
 
     @property
@@ -206,8 +212,11 @@ class XmlCall:
                 self._held = text[index:]
                 index = len(text)
                 break
+            if found.kind == _LONE_CLOSE and not self._whole(calls):
+                self._plain(text[index : found.end], calls)
+            else:
+                self._markup(found.kind, calls)
             index = found.end
-            self._markup(found.kind, calls)
         return index - before
 
     def finish(self, calls: Calls) -> None:
@@ -248,7 +257,7 @@ class XmlCall:
         elif kind == _OPEN:
             self._end_value(calls)
             self._phase = _KEY
-        elif kind == _CLOSE:
+        elif kind in (_CLOSE, _LONE_CLOSE):
             self._end_value(calls)
             self._phase = _BETWEEN if fmt.parameter is not None else _KEY
         elif kind == fmt.key_end and self._phase == _KEY:
@@ -313,6 +322,7 @@ class XmlCall:
     def _begin_value(self, calls: Calls) -> None:
         name, text = self._key
         self._fresh, self._newline, self._mode = self._format.trims_newline, False, _SKIP
+        self._closes = 0
         if not self._name or not name:
             return
         self._send_wrapped(calls)
@@ -394,6 +404,16 @@ class XmlCall:
         else:
             calls.call_arguments(self._json(text, calls))
 
+    def _whole(self, calls: Calls) -> bool:
+        """Whether the held value is complete as it is: it can be read as something that is no string."""
+        self._closes += 1
+        if self._mode not in (_HOLD, _MAYBE_NULL) or self._closes > _LONE_CLOSES:
+            return False
+        text = self._text()
+        if self._format.trims_newline:
+            text = text.removesuffix("\n")
+        return not self._json(text, calls).startswith('"')
+
     def _cut_value(self, calls: Calls) -> None:
         """The output ends inside a value: nothing is said of it that could turn out to be wrong."""
         if self._mode == _WRAPPER:
@@ -466,6 +486,7 @@ class XmlCall:
             self._mode,
             self._fresh,
             self._newline,
+            self._closes,
             [list(self._wrapped[0]), self._wrapped[1]] if self._wrapped is not None else None,
         ]
 
@@ -486,7 +507,7 @@ class XmlCall:
         self._parts, self._size = ([saved.text] if saved.text else []), len(saved.text)
         self._name, self._count = saved.name, saved.count
         self._key, self._mode = Key(*saved.key), saved.mode
-        self._fresh, self._newline = saved.fresh, saved.newline
+        self._fresh, self._newline, self._closes = saved.fresh, saved.newline, saved.closes
         if saved.wrapped is not None:
             key, text = saved.wrapped
             self._wrapped = Key(*key), text
@@ -504,6 +525,7 @@ class _Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     mode: int
     fresh: bool
     newline: bool
+    closes: int
     wrapped: tuple[tuple[str, bool], str] | None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import threading
@@ -106,12 +107,16 @@ def main() -> None:
     parser.add_argument("--prompts", default="128,512,2000", help="prompt lengths for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode run")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="of our engine; vLLM takes all cores"
+    )
     arguments = parser.parse_args()
     prompts = [int(length) for length in arguments.prompts.split(",")]
     print(machine())
     with tempfile.TemporaryDirectory() as directory:
         logs = Path(directory)
-        ours_server = engine_server("--model", SMOLLM2, "--served-model-name", "smollm2", log_dir=logs)
+        options = ("--served-model-name", "smollm2", "--threads", str(arguments.threads))
+        ours_server = engine_server("--model", SMOLLM2, *options, log_dir=logs)
         ours = measure(ours_server, prompts, arguments.tokens, arguments.repeat)
         peer_server = vllm.engine(SMOLLM2, "smollm2", "--no-enable-prefix-caching", log_dir=logs)
         peer = measure(peer_server, prompts, arguments.tokens, arguments.repeat)

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import structlog
 import typer
-import uvicorn
 from pydantic import ValidationError
 
 from orchestrator import __version__
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
 from orchestrator.server.app import create_app
+from orchestrator.server.serving import OrchestratorServer, uvicorn_config
 from orchestrator.settings import ConfigError, Server, Settings, merged, read_config
 
 app = typer.Typer(
@@ -48,7 +48,9 @@ def serve(
     }
     settings = load_settings(config, options)
     configure_logging(settings.server)
-    uvicorn.Server(uvicorn_config(settings)).run()
+    application = create_app(settings)
+    config_for_uvicorn = uvicorn_config(application, settings.server)
+    OrchestratorServer(config_for_uvicorn, application, settings.server.grace).run()
 
 
 @app.command()
@@ -70,23 +72,6 @@ def load_settings(config: Path | None, options: dict[str, Any]) -> Settings:
             typer.echo(f"pd-orchestrator: no {role} members: give --{role} URL or members.{role}", err=True)
             raise typer.Exit(2)
     return settings
-
-
-def uvicorn_config(settings: Settings) -> uvicorn.Config:
-    """After SIGTERM running answers may take ``grace`` seconds more; then they end with an error."""
-    server = settings.server
-    return uvicorn.Config(
-        create_app(settings),
-        host=server.host,
-        port=server.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_level=server.log_level,
-        timeout_graceful_shutdown=max(1, round(server.grace)),
-        timeout_keep_alive=75,
-    )
 
 
 def configure_logging(server: Server) -> None:

@@ -29,7 +29,9 @@ class Server(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     grace: Seconds = 30.0
-    """After SIGTERM, running requests may take this long."""
+    """After SIGTERM, running requests may take this long; then they end with an error."""
+    keepalive: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 75.0
+    """How long a client's idle connection is kept; whole seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 

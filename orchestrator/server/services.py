@@ -92,14 +92,18 @@ class Services:
         for monitor in self._monitors:
             await monitor.check_all()
 
+    def end_exchanges(self) -> None:
+        """Every request under way ends now, with an error that says why."""
+        for exchange in list(self.exchanges):
+            exchange.shut_down()
+
     async def close(self) -> None:
         """Give running requests an end, wait for their clean-up, close the connections."""
         for task in self._watching:
             task.cancel()
         if self._watching:
             await asyncio.wait(self._watching)
-        for exchange in list(self.exchanges):
-            exchange.shut_down()
+        self.end_exchanges()
         await self.supervisor.close(self.settings.server.grace)
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()

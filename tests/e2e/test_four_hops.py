@@ -93,6 +93,26 @@ def test_whole_equals_streamed_equals_colocated(client: openai.OpenAI, colocated
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
 
 
+def turns(count: int) -> list[dict[str, str]]:
+    """A conversation of ``count`` questions with answers between them."""
+    chat = []
+    for i in range(count):
+        chat.append({"role": "user", "content": f"Name a number larger than {i} and say why you chose it."})
+        chat.append({"role": "assistant", "content": f"{i + 1}, because it is the next one."})
+    return [*chat, {"role": "user", "content": "And now?"}]
+
+
+@pytest.mark.parametrize("count", [0, 3, 55], ids=["short", "turns", "over 2000 tokens"])
+def test_greedy_tokens_over_pd_are_those_of_the_colocated_engine(
+    client: openai.OpenAI, colocated: openai.OpenAI, count: int
+) -> None:
+    options = CHAT | {"messages": turns(count), "max_tokens": 12, "extra_body": {"return_token_ids": True}}
+    apart, together = (c.chat.completions.create(**options) for c in (client, colocated))
+    assert apart.model_extra["prompt_token_ids"] == together.model_extra["prompt_token_ids"]
+    assert apart.choices[0].model_extra["token_ids"] == together.choices[0].model_extra["token_ids"]
+    assert count < 55 or apart.usage.prompt_tokens >= 2000
+
+
 def test_kv_really_moves(client: openai.OpenAI, decode_engine: ServerProcess) -> None:
     name = "embedded:kv_bytes_received_total"
     before = metric(decode_engine.url, name)

@@ -15,12 +15,13 @@ import uvicorn
 
 from orchestrator.server.app import create_app
 from orchestrator.server.services import Services
+from orchestrator.server.serving import OrchestratorServer, uvicorn_config
 from orchestrator.settings import Settings, merged
 from tests.orchestrator.faults import Tier, serving
 
 QUICK: dict[str, Any] = {
     # Faults are scripted, so nothing in these tests has to wait for a real timeout of seconds.
-    "server": {"grace": 2.0},
+    "server": {"grace": 2.0, "port": 0},
     "timeouts": {"abort": 1.0, "cleanup": 1.0, "connect": 1.0},
     "health": {"interval": 30.0},
 }
@@ -77,10 +78,10 @@ async def launched(
         }
         config = Settings.model_validate(merged(merged(QUICK, settings or {}), {"members": members}))
         app = create_app(config)
-        options = uvicorn.Config(
-            app, port=0, log_config=None, loop="none", ws="none", timeout_graceful_shutdown=2
-        )
-        server = uvicorn.Server(options)
+        options = uvicorn_config(app, config.server)
+        # The test's own loop, and the log as pytest captures it.
+        options.loop, options.log_config = "none", None
+        server = OrchestratorServer(options, app, config.server.grace)
         serve = asyncio.create_task(server.serve())
         while not server.started:
             assert not serve.done(), serve.result()

@@ -371,7 +371,7 @@ async def test_client_leaves_during_decode(launch: Launch, stream: bool) -> None
         await ask
         await stack.settled()
         assert len(stack.decode[0].aborted) == 1
-        assert len(stack.decode[0].broken_off) == 1
+        await until(lambda: len(stack.decode[0].broken_off) == 1)
 
 
 @BOTH
@@ -443,3 +443,14 @@ async def test_shutdown_lets_a_stream_finish(launch: Launch) -> None:
         await until(lambda: bool(received))
         stack.server.should_exit = True
         assert await ask == text_of(30)
+
+
+async def test_shutdown_ends_a_stream_that_outlasts_the_grace_with_an_error(launch: Launch) -> None:
+    async with launch(pace=0.02, settings={"server": {"grace": 0.2}}) as stack:
+        received: list[str] = []
+        ask = asyncio.create_task(streamed(stack, received, max_tokens=100000))
+        await until(lambda: bool(received))
+        stack.server.should_exit = True
+        with pytest.raises(openai.APIError, match="shutting down"):
+            await ask
+        await until(lambda: len(stack.decode[0].broken_off) == 1)

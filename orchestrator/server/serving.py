@@ -1,0 +1,49 @@
+"""The uvicorn server, with an end for answers that outlast the grace of a shutdown.
+
+uvicorn alone would cancel them, which a client sees as a connection that breaks without a word. Here they end
+when the grace is over with an error that says so; uvicorn's own limit is only the net below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from orchestrator.server.services import Services
+from orchestrator.settings import Server
+
+LAST_WORDS_SECONDS = 2
+"""What sending the errors may take, beyond the grace."""
+
+
+def uvicorn_config(app: Starlette, server: Server) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=server.host,
+        port=server.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        access_log=False,
+        log_level=server.log_level,
+        timeout_graceful_shutdown=int(server.grace) + LAST_WORDS_SECONDS,
+        timeout_keep_alive=int(server.keepalive),
+    )
+
+
+class OrchestratorServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, app: Starlette, grace: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._grace = grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        services: Services = self._app.state.services
+        end = asyncio.get_running_loop().call_later(self._grace, services.end_exchanges)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()

@@ -27,7 +27,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     bad_words: list[str] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = None
-    """Always sent by us. Absent means "fill the context" to an engine, never vLLM's dataclass default of 16."""
+    """Always sent by us. Absent means "fill the context" to an engine, never vLLM's default of 16."""
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -49,7 +49,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class KVTransferParams(msgspec.Struct, omit_defaults=False, kw_only=True):
-    """What a prefill engine returns with ``do_remote_decode`` and a decode engine takes with ``do_remote_prefill``.
+    """What a prefill engine returns with ``do_remote_decode`` and a decode engine takes with
+    ``do_remote_prefill``.
 
     Field names are those of vLLM's NIXL connector. ``remote_blocks_expiry_time`` is Unix seconds or null.
     The orchestrator treats the object as opaque apart from the completeness check.
@@ -119,7 +120,9 @@ class TopLogprob(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """Sampled token's logprob; ``top_logprobs`` starts with the sampled token. Minus infinity travels as -9999.0."""
+    """Sampled token's logprob; ``top_logprobs`` starts with the sampled token. Minus infinity travels as
+    -9999.0.
+    """
 
     token_id: int
     logprob: float
@@ -144,7 +147,9 @@ class GenerateUsage(msgspec.Struct):
 
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
-    """``token_ids`` include the stop or EOS token. ``stop_reason`` is a stop string, a stop token ID or null."""
+    """``token_ids`` include the stop or EOS token. ``stop_reason`` is a stop string, a stop token ID or
+    null.
+    """
 
     index: int = 0
     token_ids: list[int] | None = None

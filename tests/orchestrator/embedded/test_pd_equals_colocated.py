@@ -15,7 +15,7 @@ from tests.orchestrator.embedded.engines import Client, prompt, serving
 
 @pytest.fixture(scope="module")
 def trio(tiny_model: Path) -> Iterator[tuple[Client, Client, Client]]:
-    """Colocated, prefill and decode engines. The decode engine's pool is left fragmented on purpose."""
+    """Colocated, prefill and decode engines."""
     with (
         serving(tiny_model) as colocated,
         serving(tiny_model, role="prefill") as prefill,

@@ -1,0 +1,157 @@
+"""The forward pass against one written in float64, and its independence of all but the sequence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.embedded.backend import DecodeRow
+from orchestrator.embedded.kv_store import KVLayout, KVStore, runs
+from orchestrator.embedded.llama import Llama
+from orchestrator.embedded.weights import ModelConfig, Weights, load_config, load_weights
+from tests.orchestrator.embedded.engines import prompt
+
+Double = npt.NDArray[np.float64]
+BLOCKS = 40
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Path) -> Llama:
+    config = load_config(tiny_model)
+    store = KVStore(Llama.layout(config, 16), BLOCKS)
+    return Llama(config, load_weights(tiny_model, config), store, 512)
+
+
+def reference_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -> Double:
+    """Logits ``(tokens, vocab)`` by the architecture's definition: no cache, no chunks, float64."""
+    count, dim = len(tokens), config.head_dim
+    frequencies = config.rope_theta ** (-np.arange(0, dim, 2) / dim)
+    angles = np.outer(np.arange(count), frequencies)
+    turn = np.exp(1j * angles)[:, None, :]
+    shared = config.heads // config.kv_heads
+
+    def norm(x: Double, weight: npt.NDArray[np.float32]) -> Double:
+        return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + config.rms_norm_eps) * weight
+
+    def rotate(x: Double) -> Double:
+        pairs = (x[..., : dim // 2] + 1j * x[..., dim // 2 :]) * turn
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    def split(x: Double) -> Double:
+        return x.reshape(count, -1, dim)
+
+    x = weights.embedding[tokens].astype(np.float64)
+    for layer in weights.layers:
+        h = norm(x, layer.input_norm)
+        q, k, v = rotate(split(h @ layer.q.T)), rotate(split(h @ layer.k.T)), split(h @ layer.v.T)
+        heads = []
+        for head in range(config.heads):
+            scores = q[:, head] @ k[:, head // shared].T / np.sqrt(dim)
+            scores[np.triu_indices(count, 1)] = -np.inf
+            weight = np.exp(scores - scores.max(axis=1, keepdims=True))
+            heads.append(weight / weight.sum(axis=1, keepdims=True) @ v[:, head // shared])
+        x = x + np.concatenate(heads, axis=1) @ layer.o.T
+        h = norm(x, layer.post_norm)
+        gate = h @ layer.gate.T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ layer.up.T)) @ layer.down.T
+    logits: Double = norm(x, weights.norm) @ weights.head.T
+    return logits
+
+
+def run(model: Llama, tokens: list[int], blocks: tuple[int, ...], chunk: int) -> npt.NDArray[np.float32]:
+    """Logits of the last token, as the engine computes them."""
+    last = len(tokens) - 1
+    for start in range(0, last, chunk):
+        model.prefill(tokens[start : min(start + chunk, last)], start, blocks)
+    return model.decode([DecodeRow(tokens[last], last, blocks)])[0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 40, 100])
+def test_logits_are_those_of_the_definition(model: Llama, length: int) -> None:
+    tokens = prompt(length, seed=length)
+    expected = reference_logits(model.config, model._weights, tokens)
+    got = run(model, tokens, tuple(range(BLOCKS)), chunk=32)
+    assert np.abs(got - expected[-1]).max() < 1e-3
+    assert np.abs(expected[-1]).max() > 1, "the bound above means something"
+
+
+def test_prefilled_positions_give_the_same_logits_as_the_definition(model: Llama) -> None:
+    tokens = prompt(50)
+    hidden = model.prefill(tokens, 0, tuple(range(BLOCKS)))
+    expected = reference_logits(model.config, model._weights, tokens)
+    assert np.abs(model.logits(hidden) - expected).max() < 1e-3
+
+
+def test_decoding_continues_what_was_prefilled(model: Llama) -> None:
+    tokens = prompt(60, seed=9)
+    blocks = tuple(range(BLOCKS))
+    model.prefill(tokens[:20], 0, blocks)
+    expected = reference_logits(model.config, model._weights, tokens)
+    for position in range(20, 60):
+        logits = model.decode([DecodeRow(tokens[position], position, blocks)])[0]
+        assert np.abs(logits - expected[position]).max() < 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 17, 40, 130, 300])
+def test_where_the_blocks_lie_changes_no_bit(model: Llama, length: int) -> None:
+    tokens = prompt(length, seed=4)
+    together = run(model, tokens, tuple(range(BLOCKS)), chunk=64)
+    scattered = tuple(int(block) for block in np.random.default_rng(1).permutation(BLOCKS))
+    assert np.array_equal(run(model, tokens, scattered, chunk=64), together)
+
+
+def test_a_batch_changes_no_bit_of_a_row(model: Llama) -> None:
+    prompts = [prompt(length, seed=length) for length in (1, 5, 33, 20, 90, 8)]
+    width = 6
+    alone, rows = [], []
+    for index, tokens in enumerate(prompts):
+        blocks = tuple(range(index * width, (index + 1) * width))
+        alone.append(run(model, tokens, blocks, chunk=64))
+        rows.append(DecodeRow(tokens[-1], len(tokens) - 1, blocks))
+    for size in range(1, len(rows) + 1):
+        for order in (rows[:size], rows[:size][::-1]):
+            logits = model.decode(order)
+            for row, got in zip(order, logits, strict=True):
+                assert np.array_equal(got, alone[rows.index(row)])
+
+
+@given(
+    st.permutations(range(9)),
+    st.integers(1, 27),
+    st.integers(0, 26),
+)
+@settings(max_examples=60)
+def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, cut: int) -> None:
+    store = KVStore(KVLayout(layers=2, kv_heads=2, head_dim=4, block_size=3), 9)
+    keys = np.arange(2 * total * 4, dtype=np.float32).reshape(2, total, 4)
+    cut = min(cut, total)
+    blocks = tuple(order)
+    for layer in range(2):
+        scaled = keys * (layer + 1)
+        store.write(layer, blocks, 0, scaled[:, :cut], -scaled[:, :cut])
+        store.write(layer, blocks, cut, scaled[:, cut:], -scaled[:, cut:])
+    used = blocks[: -(-total // 3)]
+    other = KVStore(store.layout, 9)
+    target = tuple(sorted(used))
+    sent = [bytes(buffer) for buffer in store.buffers(used)]
+    assert sum(map(len, sent)) == store.layout.bytes_per_block * len(used)
+    stream = memoryview(b"".join(sent))
+    for buffer in other.buffers(target):
+        buffer[:] = stream[: len(buffer)]
+        stream = stream[len(buffer) :]
+    assert not stream
+    for layer in range(2):
+        for holder, at in ((store, blocks), (other, target)):
+            got_keys, got_values = holder.read(layer, at, total)
+            assert np.array_equal(got_keys, keys * (layer + 1))
+            assert np.array_equal(got_values, -keys * (layer + 1))
+
+
+def test_runs() -> None:
+    assert list(runs((3, 4, 5, 9, 2, 3))) == [(3, 6), (9, 10), (2, 4)]
+    assert list(runs(())) == []

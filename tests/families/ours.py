@@ -73,22 +73,28 @@ def parse_stream(case: dict[str, Any], chunking: Sequence[int] | int) -> ParsedM
 
 def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
     """A machine as the derenderer would set it up for this case."""
-    reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
-    if not case.get("tools") or case.get("tool_choice") == "none":
-        tools = None
-    choice = case.get("tool_choice")
-    function = choice["function"]["name"] if isinstance(choice, dict) else None
-    grammar = grammar_of(reasoning, tools, tokenizer, choice == "required", function)
+    grammar = grammar_of_case(case, tokenizer)
     prompt = None
     if grammar.reasoning is not None:
         ids = tokenizer.encode(case.get("prompt_tail") or "")
         prompt = prompt_reasoning(grammar.reasoning, ids, tokenizer.vocabulary)
         kwargs = case.get("chat_template_kwargs") or {}
-        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.enabled_by.items()):
-            prompt = True
-        elif prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
+        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
             prompt = False
-    return Machine(grammar, MachineOptions(tools=ToolSchemas(case.get("tools"))), prompt)
+    return Machine(grammar, options_of(case), prompt)
+
+
+def options_of(case: dict[str, Any]) -> MachineOptions:
+    """What the case's request says about the reading of its output."""
+    return MachineOptions(tools=ToolSchemas(case.get("tools")))
+
+
+def grammar_of_case(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Grammar:
+    """Without tools, or with tool_choice none, there is no tool parser."""
+    reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
+    if not case.get("tools") or case.get("tool_choice") == "none":
+        tools = None
+    return grammar_of(reasoning, tools, tokenizer)
 
 
 @cache

@@ -155,8 +155,8 @@ def _same_names(c: Comparison) -> bool:
 
 @rule(
     "json_arguments_are_verbatim",
-    'vLLM\'s whole answers rewrite the values of JSON arguments by the schema (5 for a string becomes "5", null '
-    'becomes "null"), its streams do not; we send what the model wrote',
+    "vLLM's whole answers rewrite the values of JSON arguments by the schema (for a string, 5 becomes text "
+    "and null the word), its streams do not; we send what the model wrote",
     "47",
     {"calls"},
     _same_names,
@@ -219,9 +219,9 @@ def _in_order(part: str, whole: str) -> bool:
 
 @rule(
     "a_call_does_not_need_its_end",
-    "vLLM finds calls by one pattern from the first to the last marker, within a line, and a wrong word before "
-    "the separator makes the whole text content; we keep a call that is cut or whose end marker is missing, as "
-    "far as it came, and arguments over several lines",
+    "vLLM finds calls by one pattern from the first to the last marker, within a line, and a wrong word "
+    "before the separator makes the whole text content; we keep a call that is cut or whose end marker is "
+    "missing, as far as it came, and arguments over several lines",
     "54, 56; deepseek_v3/pretty_printed; corpus policy 3",
     {"calls", "content", "finish_reason"},
     lambda c: SECTION in c.output.text and len(c.ours.calls) > len(c.vllm["tool_calls"]),
@@ -266,8 +266,8 @@ def _broken_call_text(c: Comparison) -> None:
 
 @rule(
     "reasoning_starts_at_the_start",
-    "vLLM's whole answers drop everything before the first <think>, wherever it stands; it opens reasoning only "
-    "where reasoning may start, and elsewhere it is text",
+    "vLLM's whole answers drop everything before the first <think>, wherever it stands; it opens reasoning "
+    "only where reasoning may start, and elsewhere it is text",
     "43 (kind); deepseek_r1/content_with_markers",
     {"reasoning", "content", "calls", "finish_reason"},
     lambda c: "<think>" in c.output.text.lstrip()[1:],
@@ -284,7 +284,7 @@ def _late_opener(c: Comparison) -> None:
 
 @rule(
     "a_cut_header_is_no_call",
-    "vLLM's whole answers make a call of a header that was cut or has no arguments marker, with empty arguments",
+    "vLLM's whole answers make a call of a header that was cut or has no arguments marker, without arguments",
     "54; kimi_k2/truncated_id (diverges)",
     {"calls", "finish_reason"},
     lambda c: (

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 
+from render_tier.core.argument_writer import Key, Values
 from render_tier.core.fragments import blanks, literal, sequence
 from render_tier.core.table import CONTENT, Region, State, ToolFormat
-from render_tier.core.xml_call import Key, XmlCallFormat
+from render_tier.core.xml_call import XmlCallFormat
 
 _INVOKE = '<｜DSML｜invoke name="'
 _KEY = re.compile(r'\s*name="([^"]+)"(?:\s+string="([^"]*)")?')
@@ -42,7 +43,7 @@ def dsml_calls(name: str, wrapper: str, variants: tuple[str, ...] = ()) -> ToolF
         next_closes=True,
         end="</｜DSML｜invoke>",
         exits=(end, _INVOKE),
-        wrappers=("arguments", "input"),
+        values=Values(wrappers=("arguments", "input")),
     )
     return ToolFormat(
         name=name,

@@ -8,9 +8,10 @@ made, as in vLLM. A ``<think>`` in the answer opens reasoning again.
 
 from __future__ import annotations
 
+from render_tier.core.argument_writer import Key
 from render_tier.core.fragments import literal
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
-from render_tier.core.xml_call import Key, XmlCallFormat
+from render_tier.core.xml_call import XmlCallFormat
 
 _START, _END = "<tool_call>", "</tool_call>"
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 
+from render_tier.core.argument_writer import Key
 from render_tier.core.fragments import blanks, literal, sequence
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
-from render_tier.core.xml_call import Key, XmlCallFormat
+from render_tier.core.xml_call import XmlCallFormat
 
 _START, _END, _INVOKE = "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name="
 _INSIDE = blanks(most=8)

@@ -8,9 +8,10 @@ shown.
 
 from __future__ import annotations
 
+from render_tier.core.argument_writer import Key, Values
 from render_tier.core.fragments import blanks, literal, sequence
 from render_tier.core.table import CONTENT, Region, State, ToolFormat
-from render_tier.core.xml_call import Key, XmlCallFormat
+from render_tier.core.xml_call import XmlCallFormat
 
 _FUNCTION = "<function="
 _INSIDE = blanks(most=8)
@@ -43,7 +44,7 @@ def function_calls(
         next_closes=True,
         end="</function>",
         exits=(end, start, _FUNCTION),
-        trims_newline=trims_newline,
+        values=Values(trims_newline=trims_newline),
     )
     return ToolFormat(
         name=name,

@@ -93,6 +93,7 @@ class Environment:
         return (
             self.python.exists()
             and not self.marker.exists()
+            and isinstance(stamp, dict)
             and stamp.get("key") == self.key()
             and extra in INCLUDES.get(stamp.get("extra"), ())
         )

@@ -170,13 +170,15 @@ class ArgumentWriter:
             calls.call_end(False)
 
     def put(self, name: str, value: Any, calls: Calls) -> None:
-        """A whole parameter whose value has types of its own, to be corrected by the schema."""
-        if not self.name:
+        """A whole parameter whose value has types of its own, to be corrected by the schema. Raises
+        RecursionError, and says nothing, for one nested too deep."""
+        if not self.name or not name:
             return
+        schema = calls.tools.schema(self.name, name) if self._values.schemas else None
+        text = dumps(retyped(value, schema, calls.tools))
         self._key = Key(name)
         self._send_key(calls)
-        schema = calls.tools.schema(self.name, name) if self._values.schemas else None
-        calls.call_arguments(dumps(retyped(value, schema, calls.tools)))
+        calls.call_arguments(text)
 
     def _types(self, calls: Calls) -> frozenset[str]:
         tools = calls.tools

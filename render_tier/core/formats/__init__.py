@@ -12,6 +12,8 @@ from render_tier.core.formats.deepseek_v4 import DEEPSEEK_V4, DEEPSEEK_V4_REASON
 from render_tier.core.formats.deepseek_v31 import DEEPSEEK_V31
 from render_tier.core.formats.deepseek_v32 import DEEPSEEK_V32
 from render_tier.core.formats.ernie45 import ERNIE45, ERNIE45_REASONING
+from render_tier.core.formats.functiongemma import FUNCTIONGEMMA
+from render_tier.core.formats.gemma4 import GEMMA4, GEMMA4_REASONING
 from render_tier.core.formats.glm47 import GLM47, GLM47_REASONING
 from render_tier.core.formats.granite import GRANITE, GRANITE_REASONING
 from render_tier.core.formats.granite4 import GRANITE4
@@ -58,6 +60,7 @@ _REASONING_FORMATS: Final = (
     DEEPSEEK_V3_REASONING,
     DEEPSEEK_V4_REASONING,
     ERNIE45_REASONING,
+    GEMMA4_REASONING,
     GLM47_REASONING,
     GRANITE_REASONING,
     GRANITE_THINKING,
@@ -80,6 +83,8 @@ _TOOL_FORMATS: Final = (
     DEEPSEEK_V32,
     DEEPSEEK_V4,
     ERNIE45,
+    FUNCTIONGEMMA,
+    GEMMA4,
     GLM47,
     GRANITE,
     GRANITE4,

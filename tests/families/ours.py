@@ -79,7 +79,9 @@ def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
         ids = tokenizer.encode(case.get("prompt_tail") or "")
         prompt = prompt_reasoning(grammar.reasoning, ids, tokenizer.vocabulary)
         kwargs = case.get("chat_template_kwargs") or {}
-        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
+        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.enabled_by.items()):
+            prompt = True
+        elif prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
             prompt = False
     return Machine(grammar, options_of(case), prompt)
 
@@ -94,7 +96,9 @@ def grammar_of_case(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Grammar
     reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
     if not case.get("tools") or case.get("tool_choice") == "none":
         tools = None
-    return grammar_of(reasoning, tools, tokenizer)
+    choice = case.get("tool_choice")
+    function = choice["function"]["name"] if isinstance(choice, dict) else None
+    return grammar_of(reasoning, tools, tokenizer, choice == "required", function)
 
 
 @cache

@@ -47,8 +47,8 @@ class Output:
         self.hidden: deque[LogprobOut | None] = deque()
 
     def advance(self, choice: TokensChoice, *, whole: bool = False) -> Step:
-        """Read the next tokens of the choice, or all of them (``whole``). After a finish, nothing more is read: an engine may still send
-        tokens that it made before it was told to stop."""
+        """Read the next tokens of the choice, or all of them (``whole``). After a finish, nothing more is
+        read: an engine may still send tokens that it made before it was told to stop."""
         step = Step()
         if self.finished:
             return step

@@ -95,7 +95,7 @@ class Environment:
             and not self.marker.exists()
             and isinstance(stamp, dict)
             and stamp.get("key") == self.key()
-            and extra in INCLUDES.get(stamp.get("extra"), ())
+            and extra in INCLUDES.get(str(stamp.get("extra")), ())
         )
 
     def moved(self) -> bool:

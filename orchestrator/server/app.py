@@ -14,7 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator import __version__
-from orchestrator.hops.errors import HopError, NoMembers
+from orchestrator.hops.errors import HopError
+from orchestrator.hops.transport import Reply
+from orchestrator.server.attempts import on_render_members
 from orchestrator.server.endpoints import CompletionEndpoint
 from orchestrator.server.services import Services
 from orchestrator.settings import Settings
@@ -64,20 +66,15 @@ def _services(request: Request) -> Services:
 async def models(request: Request) -> Response:
     """The render tier's list: it is what decides which names are served."""
     services = _services(request)
-    tried: set[str] = set()
-    error: HopError = NoMembers("render", "there is no render tier")
-    for _attempt in range(services.settings.policy.render_attempts):
-        member = services.render_pool.choose(tried)
-        if member is None:
-            break
-        try:
-            reply = await services.render_client.models(member.url, services.settings.timeouts.render)
-        except HopError as failed:
-            error = failed
-            tried.add(member.url)
-            continue
-        return Response(reply.body, media_type="application/json")
-    return _error_response(error)
+
+    async def call(url: str) -> Reply:
+        return await services.render_client.models(url, services.settings.timeouts.render)
+
+    try:
+        reply = await on_render_members(services, "render", services.settings.policy.render_attempts, call)
+    except HopError as error:
+        return _error_response(error)
+    return Response(reply.body, media_type="application/json")
 
 
 async def health(_request: Request) -> Response:

@@ -12,26 +12,27 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import msgspec
 import structlog
 
 from orchestrator.core import legs
-from orchestrator.core.assembly import choiceless_frame, error_frames, merged_generate_response, with_fields
+from orchestrator.core.assembly import choiceless_frame, error_frames, with_fields
 from orchestrator.core.deadline import deadline
 from orchestrator.core.request_machine import Event
 from orchestrator.core.sse import DONE_FRAME, frame
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
-from orchestrator.hops.derender import REQUEST_FIELDS
 from orchestrator.hops.errors import HopError, NoMembers
 from orchestrator.hops.render import FINGERPRINT_HEADER, Endpoint, Rendered
-from orchestrator.hops.transport import garbled
+from orchestrator.server.attempts import on_render_members
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
+from orchestrator.server.whole import WholeAnswer
 from render_tier.protocol.errors import ApiError, BadRequest, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -56,7 +57,8 @@ class Exchange:
         self.return_token_ids = request.return_token_ids
         self.engine_headers = request.forwarded
         self.render_headers = {**request.forwarded, "X-Request-Id": self.base_id}
-        self.timing = Timing(now)
+        # The loop's own clock counts whole milliseconds under uvloop.
+        self.timing = Timing(perf_counter())
         self.streaming = False
         self.outbox = Outbox(services.settings.limits.pending_frames)
         self.runs = [Run(self, 0, 0)]
@@ -137,10 +139,7 @@ class Exchange:
                 )
         except HopError as error:
             self._render_tried.add(member.url)
-            services.metrics.hop_errors.labels("render", type(error).__name__).inc()
-            if error.member_fault:
-                services.render_pool.failed(member)
-                log.warning("render failed", member=member.url, error=error.message, detail=error.detail)
+            services.note_failure(services.render_pool, member, error)
             if error.retry_safe and self._render_attempts < services.settings.policy.render_attempts:
                 services.metrics.retries.labels("render").inc()
                 run.post(Event.RENDER_RETRY)
@@ -148,7 +147,7 @@ class Exchange:
                 run.post(Event.RENDER_FAILED, error)
             return
         services.render_pool.succeeded(member)
-        self.timing.mark("rendered", self._loop.time())
+        self.timing.mark("rendered", perf_counter())
         try:
             self._plan(rendered)
         except ApiError as error:
@@ -233,7 +232,7 @@ class Exchange:
         if self._completed_runs < len(self.runs):
             return
         self._outcome = "ok"
-        self.timing.mark("finished", self._loop.time())
+        self.timing.mark("finished", perf_counter())
         if self.streaming:
             self._end_stream()
         self.outbox.end()
@@ -243,7 +242,7 @@ class Exchange:
         if self._outcome is not None:
             return
         self._outcome = error.type
-        self.timing.mark("finished", self._loop.time())
+        self.timing.mark("finished", perf_counter())
         self.outbox.fail(error, error_frames(error))
         self._post_all(Event.SIBLING_FAILED)
 
@@ -302,97 +301,45 @@ class Exchange:
 
     async def _derender_whole(self) -> None:
         services = self.services
-        request = self._whole_request()
-        tried: set[str] = set()
+        whole = WholeAnswer(
+            self.endpoint,
+            self.response_id,
+            self.created,
+            self.requested_model,
+            self.request_json,
+            self.return_token_ids,
+            self._prompts,
+            self.runs,
+        )
+        request = whole.derender_request()
+        budget = self.budget(services.settings.timeouts.derender)
+
+        async def call(url: str) -> tuple[bytes, Usage]:
+            body = await services.derender_client.whole(
+                url, self.endpoint, request, self.render_headers, budget
+            )
+            return whole.read(body, self._cached_tokens)
+
+        began = perf_counter()
         attempts = services.settings.policy.derender_attempts
-        began = self._loop.time()
-        while True:
-            member = services.render_pool.choose(tried)
-            assert member is not None
-            try:
-                with member.busy():
-                    body = await services.derender_client.whole(
-                        member.url,
-                        self.endpoint,
-                        request,
-                        self.render_headers,
-                        self.budget(services.settings.timeouts.derender),
-                    )
-                answer = self._finished_body(body)
-            except HopError as error:
-                tried.add(member.url)
-                attempts -= 1
-                services.metrics.hop_errors.labels("derender", type(error).__name__).inc()
-                log.warning("derender failed", member=member.url, error=error.message, detail=error.detail)
-                if error.member_fault:
-                    services.render_pool.failed(member)
-                if attempts < 1 or not error.retry_safe:
-                    self.runs[0].post(Event.DERENDER_FAILED, error)
-                    return
-                services.metrics.retries.labels("derender").inc()
-                continue
-            break
-        services.render_pool.succeeded(member)
-        services.metrics.derender_calls.observe(self._loop.time() - began)
-        self.timing.mark("first_output", self._loop.time())
-        self.timing.mark("finished", self._loop.time())
+        try:
+            answer, self._whole_usage = await on_render_members(services, "derender", attempts, call)
+        except HopError as error:
+            self.runs[0].post(Event.DERENDER_FAILED, error)
+            return
+        services.metrics.derender_calls.observe(perf_counter() - began)
+        self.timing.mark("first_output", perf_counter())
+        self.timing.mark("finished", perf_counter())
         if self._request.wants_timing:
             answer = with_fields(answer, {"pd_timing": self._timing_report()})
         self.outbox.put_now(answer)
         self._post_all(Event.FLUSHED)
 
-    def _whole_request(self) -> dict[str, Any]:
-        replies: list[dict[str, Any]] = []
-        for prompt in self._prompts:
-            runs = [run for run in self.runs if run.prompt is prompt]
-            usage = total(
-                [len(prompt.token_ids)], [runs[0].cached_tokens], [run.usage for run in runs], reasoning=False
-            )
-            replies.append(
-                merged_generate_response(
-                    self.response_id,
-                    self.created,
-                    [run.output for run in runs],
-                    usage,
-                    prompt_token_ids=prompt.fields["token_ids"] if self.return_token_ids else None,
-                    prompt_logprobs=runs[0].prompt_logprobs,
-                )
-            )
-        request = {"model": self.requested_model, REQUEST_FIELDS[self.endpoint]: self.request_json}
-        if self.endpoint == "chat":
-            return request | {
-                "generate_response": replies[0],
-                "prompt_tokens": len(self._prompts[0].token_ids),
-                "prompt_token_ids": self._prompts[0].fields["token_ids"],
-            }
-        return request | {
-            "generate_responses": replies,
-            "prompt_tokens": [len(prompt.token_ids) for prompt in self._prompts],
-            "prompt_token_ids": [prompt.fields["token_ids"] for prompt in self._prompts],
-        }
-
-    def _finished_body(self, body: bytes) -> bytes:
-        """Derender's response with what only the orchestrator knows of the usage. Raises ``HopError``."""
-        try:
-            head = _whole_decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise garbled("derender", self.response_id, error) from error
-        # What derender counts ends at a stop string; decode may have sent more.
-        details = head.usage.completion_tokens_details
-        self._whole_usage = Usage(
-            self._prompt_tokens,
-            head.usage.completion_tokens,
-            self._cached_tokens,
-            details.reasoning_tokens if details else None,
-        )
-        usage = self._whole_usage.as_json()
-        return with_fields(body, {"id": self.response_id, "created": self.created, "usage": usage})
-
     # ---- the record ----------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         outcome, timing = self._outcome or "abandoned", self.timing
-        timing.mark("finished", self._loop.time())
+        timing.mark("finished", perf_counter())
         metrics, usage = self.services.metrics, self._usage()
         metrics.requests.labels(self.endpoint, outcome).inc()
         metrics.observe(timing)
@@ -409,19 +356,3 @@ class Exchange:
             usage=usage.as_json(),
             timing=timing.report(),
         )
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _WholeUsage(msgspec.Struct):
-    completion_tokens: int
-    completion_tokens_details: _CompletionDetails | None = None
-
-
-class _WholeHead(msgspec.Struct):
-    usage: _WholeUsage
-
-
-_whole_decoder = msgspec.json.Decoder(_WholeHead)

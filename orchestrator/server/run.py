@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,6 +33,8 @@ from orchestrator.hops.derender import Context, Derendered, StreamState
 from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.pool.member import Member
+from orchestrator.pool.pool import Pool
+from orchestrator.server.attempts import on_render_members
 from render_tier.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -231,7 +234,7 @@ class Run:
 
     async def _prefill(self, member: Member, leg_id: str) -> None:
         exchange, timing = self.exchange, self.exchange.timing
-        timing.mark("prefill_started", self._loop.time())
+        timing.mark("prefill_started", perf_counter())
         request = legs.prefill_leg(self._prompt, leg_id, self._placement)
         try:
             with member.busy():
@@ -242,7 +245,7 @@ class Run:
                     exchange.budget(self._services.settings.timeouts.prefill),
                 )
         except HopError as error:
-            self._note_failure(member, error)
+            self._note_failure(self._services.prefill_pool, member, error)
             if isinstance(error, TimedOut):
                 self._services.abort_soon("prefill", member.url, leg_id)
             event = self.machine.after_prefill_failure(
@@ -258,7 +261,7 @@ class Run:
             useless = Failed("prefill", "the prefill engine kept no KV for decode", detail=problem)
             self.post(self.machine.after_unusable_prefill(), useless)
             return
-        timing.mark("prefilled", self._loop.time())
+        timing.mark("prefilled", perf_counter())
         timing.prefill_member = member.url
         self.cached_tokens = answer.cached_tokens
         self.prompt_logprobs = answer.prompt_logprobs
@@ -267,7 +270,7 @@ class Run:
 
     async def _decode(self, member: Member, request: dict[str, Any]) -> None:
         timing = self.exchange.timing
-        timing.mark("decode_started", self._loop.time())
+        timing.mark("decode_started", perf_counter())
         answers = self._services.decode_client.decode(member.url, request, self.exchange.engine_headers)
         try:
             with member.busy():
@@ -279,7 +282,7 @@ class Run:
                         self._take_notes(answer)
         except HopError as error:
             if not self._finish_seen:
-                self._note_failure(member, error)
+                self._note_failure(self._services.decode_pool, member, error)
                 self.post(self.machine.after_decode_failure(retry_safe=error.retry_safe), error)
                 return
             # The answer is complete; only the end of the stream got lost.
@@ -295,7 +298,7 @@ class Run:
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )
-        now = self._loop.time()
+        now = perf_counter()
         if self._first:
             self._first = False
             self.exchange.timing.mark("first_token", now)
@@ -341,7 +344,7 @@ class Run:
                     async for _answer in answers:
                         pass
         except HopError as error:
-            self._note_failure(member, error)
+            self._note_failure(self._services.decode_pool, member, error)
             self.post(Event.DECODE_FAILED, error)
         else:
             self.post(Event.FIRST_TOKEN)
@@ -369,7 +372,7 @@ class Run:
                 if not self._visible:
                     self._visible = True
                     self.post(Event.VISIBLE)
-                exchange.timing.mark("first_output", self._loop.time())
+                exchange.timing.mark("first_output", perf_counter())
                 await exchange.emit(derendered.chunk, self.usage)
             if derendered.finished and output.finish_reason is None:
                 # A stop string. What the engine has sent beyond it is nobody's.
@@ -391,34 +394,20 @@ class Run:
         }
         if self._stream.state is None and exchange.return_token_ids:
             chunk["prompt_token_ids"] = self._prompt.fields["token_ids"]
-        tried: set[str] = set()
-        attempts = services.settings.policy.derender_attempts
-        while True:
-            member = services.render_pool.choose(tried)
-            assert member is not None
-            began = self._loop.time()
-            try:
-                with member.busy():
-                    derendered = await services.derender_client.chunk(
-                        member.url,
-                        self._context,
-                        self._stream,
-                        chunk,
-                        exchange.render_headers,
-                        exchange.budget(services.settings.timeouts.derender),
-                    )
-            except HopError as error:
-                self._note_failure(member, error, keep=True)
-                tried.add(member.url)
-                attempts -= 1
-                if attempts < 1 or not error.retry_safe:
-                    raise
-                services.metrics.retries.labels("derender").inc()
-                continue
-            services.metrics.derender_calls.observe(self._loop.time() - began)
-            services.render_pool.succeeded(member)
-            exchange.model = derendered.model or exchange.model
-            return derendered
+        budget = exchange.budget(services.settings.timeouts.derender)
+
+        async def call(url: str) -> Derendered:
+            return await services.derender_client.chunk(
+                url, self._context, self._stream, chunk, exchange.render_headers, budget
+            )
+
+        began = perf_counter()
+        derendered = await on_render_members(
+            services, "derender", services.settings.policy.derender_attempts, call
+        )
+        services.metrics.derender_calls.observe(perf_counter() - began)
+        exchange.model = derendered.model or exchange.model
+        return derendered
 
     def _count(self, output: Output, derendered: Derendered) -> None:
         if derendered.completion_tokens is not None:
@@ -464,19 +453,10 @@ class Run:
         if self._member is not None:
             self._services.abort_soon(hop, self._member.url, self._leg_id)
 
-    def _note_failure(self, member: Member, error: HopError, *, keep: bool = False) -> None:
-        """Log a failed leg, tell the member's breaker, and prefer other members from now on."""
-        self._services.metrics.hop_errors.labels(error.hop, type(error).__name__).inc()
-        log.warning(
-            "leg failed", hop=error.hop, member=member.url, leg=self._leg_id, error=error.message,
-            status=error.status, detail=error.detail,
-        )  # fmt: skip
-        if error.member_fault:
-            for pool in self._services.pools:
-                if pool.role == error.hop or (pool.role == "render" and error.hop == "derender"):
-                    pool.failed(member)
-        if not keep:
-            self._tried.add(member.url)
+    def _note_failure(self, pool: Pool, member: Member, error: HopError) -> None:
+        """And prefer other members from now on."""
+        self._services.note_failure(pool, member, error, self._leg_id)
+        self._tried.add(member.url)
 
     def _lease_ended(self) -> None:
         error = TimedOut("decode", "prefilled KV expired before decode could use it")

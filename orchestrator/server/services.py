@@ -7,6 +7,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+import structlog
 from pydantic import SecretStr
 
 from orchestrator.core.request_machine import Policy, build_table
@@ -18,6 +19,7 @@ from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.transport import Transport
 from orchestrator.pool.health import HealthMonitor
+from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.integrity import Integrity
 from orchestrator.server.metrics import Metrics
@@ -26,6 +28,8 @@ from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
     from orchestrator.server.exchange import Exchange
+
+log = structlog.get_logger(__name__)
 
 
 class Services:
@@ -107,6 +111,21 @@ class Services:
         await self.supervisor.close(self.settings.server.grace)
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
+
+    def note_failure(self, pool: Pool, member: Member, error: HopError, leg: str = "") -> None:
+        """Log a failed call, count it, and tell the member's breaker."""
+        self.metrics.hop_errors.labels(error.hop, type(error).__name__).inc()
+        log.warning(
+            "hop failed",
+            hop=error.hop,
+            member=member.url,
+            leg=leg,
+            error=error.message,
+            status=error.status,
+            detail=error.detail,
+        )
+        if error.member_fault:
+            pool.failed(member)
 
     def abort_soon(self, hop: HopName, member_url: str, leg_id: str) -> None:
         """Send an abort in the background. Its failure is logged and changes nothing: the engine also sees

@@ -1,0 +1,94 @@
+"""A whole answer: what decode sent for all runs, through one derender call, into one response body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from orchestrator.core.assembly import merged_generate_response, with_fields
+from orchestrator.core.legs import RenderedPrompt
+from orchestrator.core.usage import Usage, total
+from orchestrator.hops.derender import REQUEST_FIELDS
+from orchestrator.hops.render import Endpoint
+from orchestrator.hops.transport import garbled
+from orchestrator.server.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """What the request and its runs contribute; one entry of ``prompts`` per rendered prompt."""
+
+    endpoint: Endpoint
+    response_id: str
+    created: int
+    requested_model: str | None
+    request_json: msgspec.Raw
+    return_token_ids: bool
+    prompts: Sequence[RenderedPrompt]
+    runs: Sequence[Run]
+
+    def derender_request(self) -> dict[str, Any]:
+        replies = [self._reply(prompt) for prompt in self.prompts]
+        counts = [len(prompt.token_ids) for prompt in self.prompts]
+        ids = [prompt.fields["token_ids"] for prompt in self.prompts]
+        request = {"model": self.requested_model, REQUEST_FIELDS[self.endpoint]: self.request_json}
+        if self.endpoint == "chat":
+            return request | {
+                "generate_response": replies[0],
+                "prompt_tokens": counts[0],
+                "prompt_token_ids": ids[0],
+            }
+        return request | {"generate_responses": replies, "prompt_tokens": counts, "prompt_token_ids": ids}
+
+    def read(self, body: bytes, cached_tokens: int | None) -> tuple[bytes, Usage]:
+        """Derender's response under our id and time, with usage completed by what only we know.
+
+        Completion tokens are derender's: its count ends at a stop string, decode may have sent more.
+        Raises ``HopError``.
+        """
+        try:
+            counted = _decoder.decode(body).usage
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise garbled("derender", self.response_id, error) from error
+        details = counted.completion_tokens_details
+        usage = Usage(
+            sum(len(prompt.token_ids) for prompt in self.prompts),
+            counted.completion_tokens,
+            cached_tokens,
+            details.reasoning_tokens if details else None,
+        )
+        fields = {"id": self.response_id, "created": self.created, "usage": usage.as_json()}
+        return with_fields(body, fields), usage
+
+    def _reply(self, prompt: RenderedPrompt) -> dict[str, Any]:
+        runs = [run for run in self.runs if run.prompt is prompt]
+        usage = total(
+            [len(prompt.token_ids)], [runs[0].cached_tokens], [run.usage for run in runs], reasoning=False
+        )
+        return merged_generate_response(
+            self.response_id,
+            self.created,
+            [run.output for run in runs],
+            usage,
+            prompt_token_ids=prompt.fields["token_ids"] if self.return_token_ids else None,
+            prompt_logprobs=runs[0].prompt_logprobs,
+        )
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Counted(msgspec.Struct):
+    completion_tokens: int
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Head(msgspec.Struct):
+    usage: _Counted
+
+
+_decoder = msgspec.json.Decoder(_Head)

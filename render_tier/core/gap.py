@@ -1,66 +1,50 @@
-"""White space that a format puts before its text: dropped, or kept unless a marker follows it."""
+"""White space that a format puts before its answer: not part of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from render_tier.core.body import Calls, Status
 
 
 @dataclass(frozen=True)
 class GapFormat:
-    """``characters``: what the gap consists of. ``keep``: it is text unless a marker token of the state's
-    ``on`` follows; then at most ``limit`` characters are a gap."""
+    """``characters``: what the gap consists of."""
 
     characters: str
-    keep: bool = False
-    limit: int = 256
 
     def open(self, marker: str, hold_limit: int) -> Gap:
         return Gap(self)
 
     def load(self, state: Any, hold_limit: int) -> Gap:
-        gap = Gap(self)
-        gap.raw = msgspec.convert(state, str)
-        if len(gap.raw) > self.limit or gap.raw.strip(self.characters):
-            raise ValueError("impossible gap")
-        return gap
+        if state != []:
+            raise ValueError("a gap has no state")
+        return Gap(self)
 
 
 class Gap:
-    """The body parser (`body.Body`) of `GapFormat`: it never holds a call. The marker before it is markup."""
+    """The body parser (`body.Body`) of `GapFormat`: it holds no call and nothing back."""
+
+    raw = ""
 
     def __init__(self, fmt: GapFormat) -> None:
         self.status = Status.RUNNING
         self.committed = False
-        self.raw = ""
-        self._format = fmt
+        self._characters = fmt.characters
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
-        fmt = self._format
         end = start
-        while end < len(text) and text[end] in fmt.characters and not self._full(end - start):
+        while end < len(text) and text[end] in self._characters:
             end += 1
-        if fmt.keep:
-            self.raw += text[start:end]
         if end < len(text):
-            self._over()
+            self.status = Status.DONE
         return end
 
-    def _full(self, more: int) -> bool:
-        return self._format.keep and len(self.raw) + more >= self._format.limit
-
-    def _over(self) -> None:
-        self.status = Status.FAILED if self._format.keep else Status.DONE
-
     def finish(self, calls: Calls) -> None:
-        self._over()
-
-    def close(self, calls: Calls) -> None:
         self.status = Status.DONE
 
-    def dump(self) -> str:
-        return self.raw
+    close = finish
+
+    def dump(self) -> list[Any]:
+        return []

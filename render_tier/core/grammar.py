@@ -15,6 +15,9 @@ from render_tier.core.markers import Markers
 from render_tier.core.table import CONTENT, Blanks, ReasoningFormat, Region, State, TableError, ToolFormat
 from render_tier.core.vocabulary import Vocabulary
 
+FIRST: Final = "first"
+"""Where an output starts that may start with the answer, when answers have a start of their own."""
+
 
 def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, State]:
     """One table of both. A tool call ends reasoning where the reasoning table says so. Raises TableError."""
@@ -38,9 +41,13 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
         if name in states:
             raise TableError(f"{reasoning.name} and {tool.name} both have a state {name!r}")
         on = {marker: tool.initial if to == CONTENT else to for marker, to in state.on.items()}
+        done = tool.initial if state.done == CONTENT else state.done
         if name in reasoning.ended_by_tools:
             on = {**ends, **on}
-        states[name] = replace(state, on=on)
+        states[name] = replace(state, on=on, done=done)
+    if tool.initial != CONTENT and states[reasoning.initial].text is Region.CONTENT:
+        # The output may start with the answer or with text in which reasoning may start.
+        states[FIRST] = replace(states[tool.initial], failed=reasoning.initial)
     return states
 
 
@@ -52,6 +59,7 @@ class Node:
         "cut",
         "done",
         "failed",
+        "gives_back",
         "held",
         "ids",
         "index",
@@ -72,6 +80,7 @@ class Node:
         self.body: Final[BodyFormat | None] = state.body
         self.separator: Final = state.separator
         self.opens_call: Final = state.opens_call
+        self.gives_back: Final = state.gives_back
         self.done: Node = self
         self.failed: Node = self
         self.cut: Node = self
@@ -108,9 +117,8 @@ class Grammar:
         self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
         self.content: Final = by_name[CONTENT]
         self._answer = by_name[tool.initial]
-        self._initial = self._answer
-        if reasoning is not None and reasoning.initial != CONTENT:
-            self._initial = by_name[reasoning.initial]
+        first = FIRST if FIRST in by_name else reasoning.initial if reasoning else tool.initial
+        self._initial = by_name[first]
         self._opened = by_name[reasoning.opened] if reasoning else self._initial
 
     def start(self, prompt: bool | None) -> Node:

@@ -24,16 +24,19 @@ _SKIP: Final = 5  # inside an element that is no call
 _BARE: Final = 6  # inside the bare object
 
 _BLANKS: Final = " \t\n\r"
+_BEFORE_LIMIT: Final = 1024
+"""Marker and white space before the first element; with more it is text."""
 
 
 @dataclass(frozen=True)
 class JsonCallsFormat:
     """``call``: the elements. ``bare``: a single object may stand without the array. ``empty``: an array
-    without elements is no text but no calls."""
+    without elements is no text but no calls. ``lead``: what may stand before the array."""
 
     call: JsonCallFormat
     bare: bool = False
     empty: bool = True
+    lead: str = ""
 
     def open(self, marker: str, hold_limit: int) -> JsonCalls:
         """``marker`` may end with the array's bracket."""
@@ -81,11 +84,15 @@ class JsonCalls:
     def _structure(self, text: str, index: int) -> int:
         """One character between elements. Returns the index after it, or before it when it ends the body."""
         character, phase = text[index], self._phase
-        if character == "{" and (phase in (_FIRST, _ELEMENT) or (phase == _OPEN and self._format.bare)):
+        lead = self._format.lead
+        led = (self._before.lstrip() + character) if lead and phase in (_OPEN, _FIRST) else ""
+        if len(led) > 1 and lead.startswith(led):
+            self._phase = _OPEN if led == lead else _FIRST
+        elif character == "{" and (phase in (_FIRST, _ELEMENT) or (phase == _OPEN and self._format.bare)):
             self._phase = _BARE if phase == _OPEN else _IN_ELEMENT
             self._call = self._format.call.open("", self._hold_limit)
             return index
-        if character == "[" and phase == _OPEN:
+        elif character == "[" and phase == _OPEN:
             self._phase = _FIRST
         elif character == "," and phase == _AFTER:
             self._phase = _ELEMENT
@@ -95,7 +102,7 @@ class JsonCalls:
             return self._stop(index)
         if not self.committed:
             self._before += character
-            if len(self._before) > self._hold_limit:
+            if len(self._before) > min(self._hold_limit, _BEFORE_LIMIT):
                 return self._stop(index + 1)
         return index + 1
 

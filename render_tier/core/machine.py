@@ -353,9 +353,12 @@ class Machine:
             self._blanks.opened = True
         if node.body is None:
             self._ledger.advance(len(marker), Region.MARKUP)
-        else:
+        elif node.gives_back:
             self._body = node.body.open(marker, self._options.hold_limit)
             self._marker_open = len(marker)
+        else:
+            self._ledger.advance(len(marker), Region.MARKUP)
+            self._body = node.body.open("", self._options.hold_limit)
 
     def _feed_body(self, text: str, token_id: int) -> tuple[str, int]:
         """Returns what the body left: the whole piece when it took nothing, or ordinary text."""

@@ -8,7 +8,8 @@ from typing import Final
 
 
 class Markers:
-    """Finds the markers; the first in the text wins, and none is the beginning of another.
+    """Finds the markers; the first in the text wins, and none is part of another, so that which one it is
+    does not depend on how much of the text has come.
 
     ``search``: a compiled pattern's method, None when there are no markers. ``width``: the most characters
     that `held` asks for.
@@ -17,11 +18,11 @@ class Markers:
     __slots__ = ("_prefixes", "_tail", "search", "width")
 
     def __init__(self, markers: Iterable[str]) -> None:
-        """Raises ValueError for a marker that is empty or the beginning of another."""
+        """Raises ValueError for a marker that is empty or part of another."""
         texts = sorted(markers)
         for marker in texts:
-            if not marker or any(other != marker and other.startswith(marker) for other in texts):
-                raise ValueError(f"marker {marker!r} is empty or the beginning of another")
+            if not marker or any(other != marker and marker in other for other in texts):
+                raise ValueError(f"marker {marker!r} is empty or part of another")
         self.search: Final = re.compile("|".join(map(re.escape, texts))).search if texts else None
         self._prefixes: Final = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self.width: Final = max((len(text) - 1 for text in texts), default=0)

@@ -28,6 +28,8 @@ _AFTER_CALL: Final = 9
 _BLANKS: Final = " \t\r\n"
 _WORD_LIMIT: Final = 256
 """Longest name of a function or key."""
+_HEAD_LIMIT: Final = 1024
+"""Text up to the first key of the first call; with more it is no call."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class PythonCalls:
             used = self._character(text[index], calls)
             if used and not self.committed:
                 self._held += text[index]
-                if len(self._held) > self._hold_limit:
+                if len(self._held) > min(self._hold_limit, _HEAD_LIMIT):
                     self.status = Status.FAILED
             index += used
         return index

@@ -52,6 +52,8 @@ class State:
     body's to judge. ``inside``: markers that the body reads as text, to be kept even where special tokens
     are left out.
 
+    ``gives_back``: the marker that led to a body which fails is text too; otherwise it is markup.
+
     ``opens_call``: the markup of a call has begun here (`ToolFormat.blanks`).
     """
 
@@ -64,6 +66,7 @@ class State:
     cut: str = ""
     routes: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
+    gives_back: bool = True
     opens_call: bool = False
 
 

@@ -1,8 +1,8 @@
 """ERNIE 4.5 reasoning and tool calls.
 
-Reasoning ends with ``</think>``; the answer after it may stand in ``<response>`` ... ``</response>``, and
-then what is around that is not shown. Calls are objects in ``<tool_call>``; text after the first one is not
-shown.
+Reasoning ends with ``</think>``; the newlines after it are not shown. The answer may stand in ``<response>``
+... ``</response>``, and then what is around that is not shown either. Calls are objects in ``<tool_call>``;
+text after the first one is not shown.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ ERNIE45_REASONING = ReasoningFormat(
     name="ernie45",
     states={
         "reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": "gap"}),
-        "gap": State(
-            body=GapFormat(" \t\r\n", keep=True), on={"<response>": "response"}, done=CONTENT, failed=CONTENT
-        ),
+        "gap": State(body=GapFormat("\n"), on={"<response>": "response"}, done=CONTENT, failed=CONTENT),
         "response": State(text=Region.CONTENT, on={"</response>": "answered"}),
         "answered": State(on={"<response>": "response"}),
     },

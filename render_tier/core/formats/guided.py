@@ -33,7 +33,7 @@ def answer_format(tool: ToolFormat, *, required: bool, function: str | None) -> 
 
 def _starting_with(tool: ToolFormat, body: BodyFormat) -> ToolFormat:
     guided = {
-        "guided": State(body=body, done="guided_end", failed=CONTENT),
+        "guided": State(body=body, done="guided_end", failed=CONTENT, gives_back=False),
         "guided_end": State(),
     }
     return replace(tool, states={**tool.states, **guided}, initial="guided", blanks="drop_alone")

@@ -15,7 +15,7 @@ HUNYUAN_A13B_REASONING = ReasoningFormat(
     name="hunyuan_a13b",
     states={
         "opening": State(text=Region.CONTENT, on={"<think>\n": "reasoning", "\n</answer>": "answered"}),
-        "reasoning": State(text=Region.REASONING, on={"\n</think>\n": "answering", "</think>": "answering"}),
+        "reasoning": State(text=Region.REASONING, on={"\n</think>\n": "answering"}),
         "answering": State(text=Region.CONTENT, on={"<answer>\n": CONTENT, "\n</answer>": "answered"}),
         "answered": State(),
     },

@@ -24,7 +24,7 @@ _CALLS = PythonCallsFormat(listed=False)
 OLMO3 = ToolFormat(
     name="olmo3",
     states={
-        "answer": State(body=_CALLS, done=CONTENT, failed=CONTENT),
+        "answer": State(body=_CALLS, done=CONTENT, failed=CONTENT, gives_back=False),
         CONTENT: State(text=Region.CONTENT, on={"<function_calls>": "calls"}),
         "calls": State(body=_CALLS, on={"</function_calls>": CONTENT}, done="closing", failed=CONTENT),
         "closing": State(on={"</function_calls>": CONTENT}),

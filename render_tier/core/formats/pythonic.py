@@ -16,7 +16,7 @@ _END = {"<|python_end|>": CONTENT}
 PYTHONIC = ToolFormat(
     name="pythonic",
     states={
-        "answer": State(body=_LIST, done=CONTENT, failed=CONTENT),
+        "answer": State(body=_LIST, done=CONTENT, failed=CONTENT, gives_back=False),
         CONTENT: State(text=Region.CONTENT),
     },
     initial="answer",
@@ -27,7 +27,9 @@ PYTHONIC = ToolFormat(
 LLAMA4_PYTHONIC = ToolFormat(
     name="llama4_pythonic",
     states={
-        "answer": State(body=_LIST, on={"<|python_start|>": "list"}, done="end", failed=CONTENT),
+        "answer": State(
+            body=_LIST, on={"<|python_start|>": "list"}, done="end", failed=CONTENT, gives_back=False
+        ),
         "list": State(body=_LIST, on=_END, done="end", failed=CONTENT),
         "end": State(text=Region.CONTENT, on=_END),
         CONTENT: State(text=Region.CONTENT),

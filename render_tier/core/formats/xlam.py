@@ -11,12 +11,16 @@ from render_tier.core.json_call import JsonCallFormat
 from render_tier.core.json_calls import JsonCallsFormat
 from render_tier.core.table import CONTENT, Region, State, ToolFormat
 
-_BODY = JsonCallsFormat(JsonCallFormat(name_key="name", arguments_keys=("arguments",)), empty=False)
+_CALL = JsonCallFormat(name_key="name", arguments_keys=("arguments",))
+_BODY = JsonCallsFormat(_CALL, empty=False)
+_START = JsonCallsFormat(_CALL, empty=False, lead="[TOOL_CALLS]")
 
 XLAM = ToolFormat(
     name="xlam",
     states={
-        "answer": State(body=ChoiceFormat(starts="[", body=_BODY), done=CONTENT, failed=CONTENT),
+        "answer": State(
+            body=ChoiceFormat(starts="[", body=_START), done=CONTENT, failed=CONTENT, gives_back=False
+        ),
         CONTENT: State(
             text=Region.CONTENT,
             on={

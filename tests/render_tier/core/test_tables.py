@@ -46,8 +46,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     [
         ({"other": TEXT}, "no state 'content'"),
         ({CONTENT: replace(TEXT, on={"<a>": "nowhere"})}, "unknown states"),
-        ({CONTENT: replace(TEXT, on={"": CONTENT})}, "empty or the beginning"),
-        ({CONTENT: replace(TEXT, on={"<a": CONTENT, "<a>": CONTENT})}, "empty or the beginning"),
+        ({CONTENT: replace(TEXT, on={"": CONTENT})}, "empty or part"),
+        ({CONTENT: replace(TEXT, on={"<a": CONTENT, "<a>": CONTENT})}, "empty or part"),
         ({CONTENT: State(text=Region.CALL)}, "needs a body"),
     ],
 )

@@ -5,9 +5,7 @@ none of which waits: whatever takes time becomes a task or a timer whose end pos
 can be told anything at any moment (client gone, deadline), and a task that is cancelled has nothing left to
 do.
 
-Two tasks work on a decode leg. The reader takes the engine's chunks and puts them into ``Pending``; the pump
-takes what is there, derenders it and hands it to the exchange. The reader waits while ``Pending`` is full,
-the pump while the client's outbox is: that is the back-pressure from client to engine.
+Two tasks work on a decode leg: the reader of the engine's stream, and the ``OutputPump`` that it feeds.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,17 +23,15 @@ import msgspec
 import structlog
 
 from orchestrator.core import legs
-from orchestrator.core.assembly import engine_choice
-from orchestrator.core.coalescing import Output, Pending
+from orchestrator.core.coalescing import Output
 from orchestrator.core.kv_params import lease_seconds, unusable
 from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
 from orchestrator.core.usage import RunUsage
-from orchestrator.hops.derender import Context, Derendered, StreamState
 from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
-from orchestrator.server.attempts import on_render_members
+from orchestrator.server.output import OutputPump
 from render_tier.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -74,14 +71,12 @@ class Run:
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._held = False
         self._kv_params: dict[str, Any] | None = None
-        self._wake = asyncio.Event()
-        self._space = asyncio.Event()
         self._closed = False
         self._reset_output()
         services.integrity.runs += 1
 
     def __repr__(self) -> str:
-        return f"<Run {self.index} {self.machine!r} held={self._held} {self._pending!r}>"
+        return f"<Run {self.index} {self.machine!r} held={self._held} {self.pump!r}>"
 
     # ---- events in -----------------------------------------------------------------------------------------
 
@@ -190,22 +185,20 @@ class Run:
 
     def _reset_output(self) -> None:
         self._cancel_pump()
-        self._pending = Pending(self._services.settings.limits.pending_tokens)
-        self._stream = StreamState()
+        self.pump: OutputPump | None = None
+        """From the first token on, when output is derendered as it comes."""
         self._first = True
         self._last_arrival = 0.0
         self._received = 0
         self._finish_seen = False
-        self._ended = False
         self.flushed = False
-        self._visible = False
         self.output = Output()
         self.usage = RunUsage()
 
     def _flush(self) -> None:
-        self._ended = True
-        self._wake.set()
-        if self._pump_task is None:
+        if self.pump is not None:
+            self.pump.finish()
+        else:
             self._flushed()
 
     def _flushed(self) -> None:
@@ -306,7 +299,7 @@ class Run:
             # Without a client (draining) that was the end: this task is being cancelled.
             await asyncio.sleep(0)
             if self.exchange.needs_chunks(self._prompt):
-                self._pump_task = self._spawn(self._pump(), f"pump {self._leg_id}")
+                self._start_pump()
         else:
             gap = now - self._last_arrival
             self.exchange.timing.gaps.add(gap)
@@ -319,12 +312,19 @@ class Run:
         if not self.exchange.streaming:
             self.output.add(output)
             self.usage.completion_tokens = self._received
-        if self._pump_task is not None:
-            self._pending.add(output)
-            self._wake.set()
-            while self._pending.full:
-                self._space.clear()
-                await self._space.wait()
+        if self.pump is not None:
+            await self.pump.put(output)
+
+    def _start_pump(self) -> None:
+        self.pump = OutputPump(
+            self.exchange,
+            self.index,
+            self._prompt,
+            self.usage,
+            on_visible=partial(self.post, Event.VISIBLE),
+            on_stop_matched=self._stop_matched,
+        )
+        self._pump_task = self._spawn(self._pump_output(self.pump), f"pump {self._leg_id}")
 
     def _take_notes(self, answer: EngineAnswer) -> None:
         """What a colocated engine reports beside tokens; in P/D mode prefill has said it."""
@@ -349,72 +349,19 @@ class Run:
         else:
             self.post(Event.FIRST_TOKEN)
 
-    async def _pump(self) -> None:
-        exchange = self.exchange
-        while True:
-            output = self._pending.take()
-            if output is None:
-                if self._ended:
-                    self._pump_task = None
-                    self._flushed()
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            self._space.set()
-            try:
-                derendered = await self._derender(output)
-            except HopError as error:
-                self.post(Event.DERENDER_FAILED, error)
-                return
-            self._count(output, derendered)
-            if exchange.streaming and not derendered.empty:
-                if not self._visible:
-                    self._visible = True
-                    self.post(Event.VISIBLE)
-                exchange.timing.mark("first_output", perf_counter())
-                await exchange.emit(derendered.chunk, self.usage)
-            if derendered.finished and output.finish_reason is None:
-                # A stop string. What the engine has sent beyond it is nobody's.
-                self._pending.take()
-                self._space.set()
-                if not exchange.streaming:
-                    self.output.finish_reason, self.output.stop_reason = "stop", None
-                if not self._ended:
-                    self.post(Event.STOP_MATCHED)
+    async def _pump_output(self, pump: OutputPump) -> None:
+        try:
+            await pump.run()
+        except HopError as error:
+            self.post(Event.DERENDER_FAILED, error)
+        else:
+            self._flushed()
 
-    async def _derender(self, output: Output) -> Derendered:
-        """One streaming derender call, on another member when the first fails. Raises ``HopError``."""
-        exchange, services = self.exchange, self._services
-        chunk: dict[str, Any] = {
-            "request_id": exchange.response_id,
-            "created": exchange.created,
-            "choices": [engine_choice(self.index, output)],
-            "output_mode": "tokens",
-        }
-        if self._stream.state is None and exchange.return_token_ids:
-            chunk["prompt_token_ids"] = self._prompt.fields["token_ids"]
-        budget = exchange.budget(services.settings.timeouts.derender)
-
-        async def call(url: str) -> Derendered:
-            return await services.derender_client.chunk(
-                url, self._context, self._stream, chunk, exchange.render_headers, budget
-            )
-
-        began = perf_counter()
-        derendered = await on_render_members(
-            services, "derender", services.settings.policy.derender_attempts, call
-        )
-        services.metrics.derender_calls.observe(perf_counter() - began)
-        exchange.model = derendered.model or exchange.model
-        return derendered
-
-    def _count(self, output: Output, derendered: Derendered) -> None:
-        if derendered.completion_tokens is not None:
-            self.usage.completion_tokens = derendered.completion_tokens
-            self.usage.reasoning_tokens = derendered.reasoning_tokens
-        elif self.exchange.streaming:
-            self.usage.completion_tokens += len(output.token_ids)
+    def _stop_matched(self) -> None:
+        if not self.exchange.streaming:
+            self.output.finish_reason, self.output.stop_reason = "stop", None
+        if self.machine.state is not State.FINISHING:
+            self.post(Event.STOP_MATCHED)
 
     # ---- small parts ---------------------------------------------------------------------------------------
 
@@ -426,17 +373,6 @@ class Run:
     @property
     def _placement(self) -> legs.Placement:
         return self._services.settings.policy.kv_params_placement
-
-    @property
-    def _context(self) -> Context:
-        exchange, prompt = self.exchange, self._prompt
-        return Context(
-            endpoint=exchange.endpoint,
-            model=exchange.requested_model,
-            request=exchange.request_json,
-            prompt_token_ids=prompt.fields["token_ids"],
-            prompt_tokens=len(prompt.token_ids),
-        )
 
     def _new_leg(self, member: Member, kind: str) -> str:
         """A fresh id: engines confuse requests that share one, and an abort hits all of them."""

@@ -396,7 +396,7 @@ async def test_a_client_that_stops_reading_stops_the_engine_and_may_leave(launch
         await reader.read(10)
         # Once every buffer on the way is full, the run's pump waits for room in the outbox.
         [exchange] = stack.services.exchanges
-        await until(lambda: "frames=2" in repr(exchange.outbox) and exchange.runs[0]._pending.full)
+        await until(lambda: "frames=2" in repr(exchange.outbox) and exchange.runs[0].pump.full)
         assert stack.decode[0].sent_tokens < 1000000
         writer.close()
         await stack.settled()

@@ -80,7 +80,8 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
     async def health() -> Response:
         return Response(status_code=200)
 
-    @api.api_route("/ping", methods=["GET", "POST"], summary="The process is alive")
+    @api.get("/ping", summary="The process is alive")
+    @api.post("/ping", summary="The process is alive", operation_id="ping_post")
     async def ping() -> Response:
         return Response(status_code=200)
 

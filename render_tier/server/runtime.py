@@ -77,15 +77,11 @@ class Runtime:
             if service is None:
                 service = await asyncio.to_thread(Service.load, self.settings)
             await asyncio.to_thread(service.warm_up)
-        except (ModelLoadError, ApiError) as error:
-            log.error("load_failed", model=self.settings.model, reason=str(error))
-            self.failure = error
-            self._on_failure(error)
-            return
         except Exception as error:
-            log.exception("load_failed", model=self.settings.model)
             self.failure = error
             self._on_failure(error)
+            expected = isinstance(error, ModelLoadError | ApiError)
+            log.error("load_failed", model=self.settings.model, reason=str(error), exc_info=not expected)
             return
         self.service = service
         self.metrics.ready.set(1)

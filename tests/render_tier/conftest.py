@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from render_tier.model import ModelAssets
 from render_tier.rendering.renderer import Renderer
@@ -18,6 +19,15 @@ from render_tier.settings import Settings
 from tests.support.render_app import QWEN3, app_client, idle, load_service, settings_for
 
 Serve = Callable[..., Awaitable[httpx.AsyncClient]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_logs() -> None:
+    """Log lines are made, as in a server, but not written; the console's tracebacks read files to do so."""
+    structlog.configure(
+        processors=[structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.ReturnLoggerFactory(),
+    )
 
 
 @pytest.fixture(scope="session")

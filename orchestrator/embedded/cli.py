@@ -41,7 +41,7 @@ def engine(
     ] = None,
     transfer_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one prompt's KV.")] = 30.0,
     script: Annotated[Path | None, typer.Option(help="Play this script instead of computing.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="BLAS threads; must be the same on P and D.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="BLAS threads in prefill; the same on P and D.")] = 1,
     max_logprobs: Annotated[int, typer.Option(min=0, help="Bound of logprobs and prompt_logprobs.")] = 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bound of a request body.")] = 16 << 20,
     shutdown_seconds: Annotated[

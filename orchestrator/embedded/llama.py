@@ -11,7 +11,7 @@ depend on the sequence alone: never on what else runs, which engine computes it,
   traffic, which bounds decode, is shared by the batch. Measured on a 2.1 GHz core with SmolLM2-135M: 38 ms a
   step for one sequence, 117 ms for eight; a padded eight-row matrix product takes 125 ms even for one.
 - Attention is computed per sequence.
-- BLAS runs on a fixed number of threads (``threadpoolctl``), set before anything is computed.
+- BLAS runs on a fixed number of threads, one in decode (``model_backend``).
 """
 
 from __future__ import annotations

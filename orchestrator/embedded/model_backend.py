@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from orchestrator.embedded.backend import Decoded, DecodeRow, PromptLogprobs, SequenceSource
 from orchestrator.embedded.kv_store import KVStore
@@ -17,7 +17,8 @@ from orchestrator.embedded.weights import eos_token_ids, fingerprint, load_confi
 class ModelBackend:
     """Greedy and sampled generation from a model directory.
 
-    ``threads`` is set for BLAS in the whole process: results must not depend on what was set before.
+    BLAS uses ``threads`` threads in prefill and one in decode, whose many small products cost more to share
+    out than to compute. Both are set for the whole process: results must not depend on what was set before.
     """
 
     def __init__(
@@ -29,7 +30,9 @@ class ModelBackend:
         blocks: int,
         threads: int,
     ) -> None:
-        threadpool_limits(limits=threads, user_api="blas")
+        self._blas = ThreadpoolController()
+        self._blas.limit(limits=1, user_api="blas")
+        self._threads = threads
         config = load_config(directory)
         self.vocab_size = config.vocab_size
         self.eos_token_ids = eos_token_ids(directory)
@@ -44,10 +47,11 @@ class ModelBackend:
     def prefill(
         self, prompt: Sequence[int], start: int, end: int, blocks: Sequence[int], logprobs: int | None
     ) -> PromptLogprobs:
-        hidden = self._model.prefill(prompt[start:end], start, blocks)
-        if logprobs is None:
-            return []
-        rows = log_softmax(self._model.logits(hidden))
+        with self._blas.limit(limits=self._threads, user_api="blas"):
+            hidden = self._model.prefill(prompt[start:end], start, blocks)
+            if logprobs is None:
+                return []
+            rows = log_softmax(self._model.logits(hidden))
         return [
             rank_tokens(row, token, logprobs)
             for row, token in zip(rows, prompt[start + 1 : end + 1], strict=True)

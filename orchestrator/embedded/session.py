@@ -68,6 +68,7 @@ class Session:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._first: Event | None = None
+        self._aborted = False
 
     async def __aenter__(self) -> Self:
         try:
@@ -90,6 +91,8 @@ class Session:
         self.abort()
 
     def abort(self) -> None:
+        """End the job, or keep it from starting if its KV is still being claimed."""
+        self._aborted = True
         self._engine.abort(self.job_id)
 
     async def answer(self) -> bytes:
@@ -160,6 +163,9 @@ class Session:
                 yield piece
 
     def _submit(self) -> None:
+        if self._aborted:
+            self._events.put_nowait(Aborted())
+            return
         call = self._call
         job = Job(
             self.job_id,

@@ -183,8 +183,10 @@ def answers(url: str) -> bool:
 class Peer:
     """A prefill peer that does what a test wants instead of the protocol."""
 
-    def __init__(self, *answers: bytes) -> None:
+    def __init__(self, *answers: bytes, before: threading.Event | None = None) -> None:
         self.answers = answers
+        self.before = before
+        self.connected = threading.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.thread = threading.Thread(target=self.serve)
         self.thread.start()
@@ -205,6 +207,9 @@ class Peer:
         with connection, contextlib.suppress(ConnectionError):  # the engine hangs up: that is the point
             for answer in self.answers:
                 connection.recv(4096)
+                self.connected.set()
+                if self.before is not None:
+                    self.before.wait()
                 connection.sendall(answer)
             connection.settimeout(20)
             while connection.recv(4096):
@@ -242,6 +247,24 @@ def test_a_misbehaving_peer_ends_in_an_error_in_time(
     transfer = TransferServerSettings(limits=WireLimits(message_seconds=0.5, transfer_seconds=0.5))
     with serving(tiny_model, transfer=transfer) as decode, closing(Peer(*answers)) as peer:
         refused(decode.post(PROMPT, kv_transfer_params=peer.params), status, "KVTransferError", "")
+        decode.idle()
+
+
+def test_an_abort_that_comes_while_kv_is_claimed_is_kept(tiny_model: Path) -> None:
+    """The peer accepts only after the abort; the job must not start then."""
+    aborted = threading.Event()
+    with serving(tiny_model) as decode, closing(Peer(accept(16384), before=aborted)) as peer:
+        answers: list[httpx.Response] = []
+        fields = {"kv_transfer_params": peer.params, "request_id": "early"}
+        thread = threading.Thread(target=lambda: answers.append(decode.post(PROMPT, **fields)))
+        thread.start()
+        peer.connected.wait()
+        ids = ["generate-tokens-early"]
+        httpx.post(decode.url + "/inference/v1/abort_requests", json={"request_ids": ids})
+        aborted.set()
+        thread.join()
+        choice = answers[0].json()["choices"][0]
+        assert (choice["finish_reason"], choice["token_ids"]) == ("abort", [])
         decode.idle()
 
 
@@ -312,13 +335,12 @@ BUSY = [*PROMPT, 9, 9]
 
 @pytest.fixture
 def paced(tmp_path: Path, tiny_model: Path) -> Iterator[tuple[Client, Client]]:
-    """Scripted engines: a prefill engine with a short lease, a decode engine with one slot. ``BUSY`` is
-    played for 20 s, anything else at once."""
+    """Scripted engines, the decode engine with one slot. ``BUSY`` is played for 20 s, the rest at once."""
     script = tmp_path / "script.json"
     slow = {"match": {"suffix": [9, 9]}, "token_ids": [7] * 400, "interval_ms": 50}
     script.write_text(json.dumps([slow, {"token_ids": [4, 5, 6]}]))
     with (
-        serving(tiny_model, script=script, settings=EngineSettings(lease_seconds=0.4)) as prefill,
+        serving(tiny_model, script=script, settings=EngineSettings(lease_seconds=2.0)) as prefill,
         serving(tiny_model, script=script, settings=EngineSettings(max_sequences=1)) as decode,
     ):
         yield prefill, decode
@@ -326,8 +348,20 @@ def paced(tmp_path: Path, tiny_model: Path) -> Iterator[tuple[Client, Client]]:
         decode.idle()
 
 
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_the_lease_is_renewed_while_decode_has_the_request_queued(paced: tuple[Client, Client]) -> None:
     prefill, decode = paced
+    engine, clock = prefill.running.engine, Clock()
+    engine._clock = clock
     queued: list[httpx.Response] = []
     with decode.http.stream(
         "POST", GENERATE, json=body(BUSY, stream=True, sampling={"max_tokens": 400})
@@ -335,12 +369,15 @@ def test_the_lease_is_renewed_while_decode_has_the_request_queued(paced: tuple[C
         lines = busy.iter_lines()
         next(lines)
         params = prefill.prefill(PROMPT)
+        lease = engine._leases._leases[params["remote_request_id"]]
         thread = threading.Thread(
             target=lambda: queued.append(decode.post(PROMPT, kv_transfer_params=params))
         )
         thread.start()
-        threading.Event().wait(1.2)  # three leases long
-        assert prefill.running.engine.gauges().leases == 1
+        for _ in range(3):  # 4.5 s in all, with a lease of 2 s
+            clock.now += 1.5
+            until(lambda: lease.deadline == clock.now + 2.0)
+        assert engine.gauges().leases == 1
         lines.close()
     thread.join()
     assert queued[0].status_code == 200, queued[0].text
@@ -350,14 +387,19 @@ def test_the_lease_is_renewed_while_decode_has_the_request_queued(paced: tuple[C
 
 def test_a_client_that_leaves_a_queued_decode_frees_prefill(paced: tuple[Client, Client]) -> None:
     prefill, decode = paced
+    prefill.running.engine._clock = Clock()
     with decode.http.stream(
         "POST", GENERATE, json=body(BUSY, stream=True, sampling={"max_tokens": 400})
     ) as busy:
         lines = busy.iter_lines()
         next(lines)
-        leg = body(PROMPT, kv_transfer_params=prefill.prefill(PROMPT))
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(decode.url + GENERATE, json=leg, timeout=0.8)
+        params = prefill.prefill(PROMPT)
+        lease = prefill.running.engine._leases._leases[params["remote_request_id"]]
+        content = json.dumps(body(PROMPT, kv_transfer_params=params)).encode()
+        head = f"POST {GENERATE} HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", httpx.URL(decode.url).port)) as leaving:
+            leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            until(lambda: lease.claimed)
         until(lambda: prefill.running.engine.gauges().leases == 0)
         assert prefill.running.engine.gauges().leases_consumed == 1
         lines.close()

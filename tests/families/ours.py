@@ -88,7 +88,13 @@ def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
 
 def options_of(case: dict[str, Any]) -> MachineOptions:
     """What the case's request says about the reading of its output."""
-    return MachineOptions(tools=ToolSchemas(case.get("tools")))
+    name = case["format"]["reasoning_parser"]
+    kwargs = case.get("chat_template_kwargs") or {}
+    repeated_by = reasoning_format(name).repeated_by if name else {}
+    return MachineOptions(
+        tools=ToolSchemas(case.get("tools")),
+        repeat_reasoning=any(kwargs.get(k) == v for k, v in repeated_by.items()),
+    )
 
 
 def grammar_of_case(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Grammar:

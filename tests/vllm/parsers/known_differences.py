@@ -140,12 +140,9 @@ def _length(c: Comparison) -> None:
 )
 def _text_kept(c: Comparison) -> None:
     assert not c.ours.calls
-    text = c.output.text
-    for marker in c.output.writer.markers[:2]:  # those of reasoning, where the family has it
-        text = text.replace(marker, "") if c.output.writer.reasoning_parser else text
-    shown = c.ours.content
-    for marker in c.output.writer.markers[:2]:
-        shown = shown.replace(marker, "") if c.output.writer.reasoning_parser else shown
+    text, shown = c.output.text, c.ours.content
+    for marker in c.output.writer.markers:  # special ones are never shown, whatever the family
+        text, shown = text.replace(marker, ""), shown.replace(marker, "")
     assert text.rstrip().endswith(shown.rstrip()), "content is the rest of the output, calls included"
 
 
@@ -311,6 +308,58 @@ def _no_index(c: Comparison) -> None:
     for call in c.ours.calls:
         assert any(call.name in header.partition("<|tool_call_argument_begin|>")[0] for header in headers)
     _calls_are_the_models_own_text(c)
+
+
+# --- XML-like calls, and engine families in general
+
+QWEN_XML = {
+    *("qwen3_coder", "qwen_coder_plain", "nemotron_v3", "granite_thinking", "step3p5", "mimo", "seed_oss"),
+}
+XML = QWEN_XML | {"glm47", "minimax_m2", "deepseek_v32", "deepseek_v4"}
+SHOWS_TEXT_AFTER_CALLS = QWEN_XML | {"glm47", "minimax_m2", "mistral", "gemma4", "granite"}
+
+
+@rule(
+    "text_beside_calls_is_kept",
+    "with a call, vLLM's whole answers strip the text before the first call and lose what follows it; a stream "
+    "has sent leading white space before it knows of a call, so it stays, and so does the text after calls",
+    "corpus policy 1 and 3; qwen3_coder/markup_in_code_block, glm47/text_after_call",
+    {"content"},
+    lambda c: bool(c.vllm["tool_calls"]) or bool(c.ours.calls),
+    families=SHOWS_TEXT_AFTER_CALLS,
+)
+def _text_beside_calls(c: Comparison) -> None:
+    assert c.ours.content.strip().startswith(c.answer.strip())
+    assert _in_order(c.ours.content, c.output.text)
+    assert c.ours.content == c.ours.content.rstrip(), "trailing white space beside calls is not shown"
+
+
+@rule(
+    "parameters_end_with_their_structure",
+    "vLLM ends a value at the first closing tag, loses a parameter without one, and takes a missing end of the "
+    "call for more parameters; we end it only where the next parameter or the end of the call follows, close the "
+    "last one with the call, and give a cut one as far as it came",
+    "52, 54, 41; qwen3_coder/truncated_second_call, deepseek_v32/literal_close_in_value; corpus policy 3",
+    {"calls", "finish_reason"},
+    lambda c: bool(c.ours.calls),
+    families=XML,
+)
+def _parameters(c: Comparison) -> None:
+    for call in c.ours.calls:
+        assert _in_order(call.name, c.output.text)
+        if call.complete:
+            value = parsed(call.arguments)
+            assert isinstance(value, dict), "a complete call has an object"
+            assert all(key in c.output.text for key in value)
+    if len(c.vllm["tool_calls"]) != len(c.ours.calls):
+        return
+    for theirs, mine in zip(c.vllm["tool_calls"], c.ours.calls, strict=True):
+        kept = parsed(theirs["arguments"])
+        got = parsed(mine.arguments)
+        if mine.complete and isinstance(got, dict):
+            changed = [k for k in kept if k in got and not same_json(_rounded(kept[k]), _rounded(got[k]))]
+            for key in changed:
+                assert isinstance(got[key], str), "only the extent of a value differs"
 
 
 # --- JSON objects between tags

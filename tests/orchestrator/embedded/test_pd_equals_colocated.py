@@ -127,6 +127,7 @@ def release(prefill: Client) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("length", [30, 2048])
 def test_real_weights(smollm2_dir: Path, length: int) -> None:
     text = (Path(__file__).parents[3] / "LICENSE").read_text()

@@ -53,15 +53,18 @@ def _serve(**given: Any) -> None:
         raise typer.Exit(EXIT_USAGE) from None
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from render_tier.model import ModelLoadError
-    from render_tier.server.logs import configure_logging
-    from render_tier.server.processes import EXIT_LOAD_FAILED, serve
+    from render_tier.server.shared_metrics import shared_metrics
 
-    configure_logging(settings)
-    try:
-        code = serve(settings)
-    except ModelLoadError as error:
-        typer.echo(str(error), err=True)
-        code = EXIT_LOAD_FAILED
+    with shared_metrics(settings.workers):
+        from render_tier.server.logs import configure_logging
+        from render_tier.server.processes import EXIT_LOAD_FAILED, serve
+
+        configure_logging(settings)
+        try:
+            code = serve(settings)
+        except ModelLoadError as error:
+            typer.echo(str(error), err=True)
+            code = EXIT_LOAD_FAILED
     raise typer.Exit(code)
 
 

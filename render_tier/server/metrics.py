@@ -12,8 +12,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-MULTIPROCESS_DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-"""Set by the master before the workers fork; each worker then writes its own file there."""
+from render_tier.server.shared_metrics import MULTIPROCESS_DIRECTORY
+
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

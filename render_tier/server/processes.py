@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import tempfile
 from typing import Any
 
 import structlog
@@ -13,7 +12,6 @@ import uvicorn
 from uvicorn_worker import UvicornWorker
 
 from render_tier.server.app import RenderApp, create_app
-from render_tier.server.metrics import MULTIPROCESS_DIRECTORY
 from render_tier.server.service import Service
 from render_tier.settings import Settings
 
@@ -87,41 +85,39 @@ def _forget_worker(_arbiter: object, worker: UvicornWorker) -> None:
 
 
 def _serve_many(settings: Settings) -> int:
-    # gunicorn and the metrics directory are of no concern to the single process.
+    # The single process does without gunicorn.
     from gunicorn.app.base import BaseApplication
 
-    with tempfile.TemporaryDirectory(prefix="render-tier-metrics-") as directory:
-        os.environ[MULTIPROCESS_DIRECTORY] = directory
-        service = Service.load(settings)
-        app = create_app(settings, preloaded=service)
-        # What the workers share must not be touched by their collectors, or its pages are copied.
-        gc.collect()
-        gc.freeze()
-        RenderWorker.CONFIG_KWARGS = _server_options(settings)
-        options = {
-            "bind": f"unix:{settings.uds}" if settings.uds else f"{settings.host}:{settings.port}",
-            "workers": settings.workers,
-            "worker_class": RenderWorker,
-            "preload_app": True,
-            "graceful_timeout": settings.shutdown_timeout,
-            "timeout": WORKER_SILENCE,
-            "loglevel": settings.log_level,
-            "logger_class": "render_tier.server.gunicorn_logs.PropagatingLogger",
-            "control_socket_disable": True,
-            "child_exit": _forget_worker,
-        }
+    service = Service.load(settings)
+    app = create_app(settings, preloaded=service)
+    # What the workers share must not be touched by their collectors, or its pages are copied.
+    gc.collect()
+    gc.freeze()
+    RenderWorker.CONFIG_KWARGS = _server_options(settings)
+    options = {
+        "bind": f"unix:{settings.uds}" if settings.uds else f"{settings.host}:{settings.port}",
+        "workers": settings.workers,
+        "worker_class": RenderWorker,
+        "preload_app": True,
+        "graceful_timeout": settings.shutdown_timeout,
+        "timeout": WORKER_SILENCE,
+        "loglevel": settings.log_level,
+        "logger_class": "render_tier.server.gunicorn_logs.PropagatingLogger",
+        "control_socket_disable": True,
+        "child_exit": _forget_worker,
+    }
 
-        class Gunicorn(BaseApplication):  # type: ignore[misc]
-            def load_config(self) -> None:
-                for name, value in options.items():
-                    if name in self.cfg.settings:
-                        self.cfg.set(name, value)
+    class Gunicorn(BaseApplication):  # type: ignore[misc]
+        def load_config(self) -> None:
+            for name, value in options.items():
+                if name in self.cfg.settings:
+                    self.cfg.set(name, value)
 
-            def load(self) -> RenderApp:
-                return app
+        def load(self) -> RenderApp:
+            return app
 
-        try:
-            Gunicorn().run()
-        except SystemExit as stop:
-            return int(stop.code or 0)
+    try:
+        Gunicorn().run()
+    except SystemExit as stop:
+        return int(stop.code or 0)
     return 0

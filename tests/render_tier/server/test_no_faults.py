@@ -1,0 +1,179 @@
+"""No body makes the server fail: every answer is a success or an error of the contract."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.errors import ApiError
+from render_tier.protocol.generate import GenerateRequest
+from render_tier.server.endpoints import build_endpoints
+from render_tier.server.metrics import build_metrics
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+
+SCALAR = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 5),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["auto", "none", "required", "user", "text", "json_object", "\ud800", "{}", "x" * 300]),
+)
+JSON = st.recursive(
+    SCALAR,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "text", "role", "content", "function", "name", "json", "prompt_token_ids", "a"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+MESSAGE = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "tool", "developer", "system", "x"]) | SCALAR,
+        "content": st.text(max_size=8) | st.lists(JSON, max_size=2) | SCALAR,
+        "tool_calls": st.lists(
+            st.fixed_dictionaries(
+                {"id": st.just("c"), "type": st.sampled_from(["function", "custom"])},
+                optional={"function": JSON, "custom": JSON},
+            )
+            | JSON,
+            max_size=2,
+        )
+        | SCALAR,
+        "reasoning": SCALAR,
+        "name": SCALAR,
+        "tool_call_id": SCALAR,
+        "tools": JSON,
+    },
+)
+MESSAGES = st.lists(MESSAGE, max_size=3) | JSON
+
+
+def body(model: type[Any], required: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Some fields of a request model with any JSON in them."""
+    names = [name for name in model.model_fields if name not in required]
+    return st.builds(
+        lambda base, extra: {**base, **extra},
+        st.fixed_dictionaries(required),
+        st.dictionaries(st.sampled_from(names), JSON, max_size=4),
+    )
+
+
+CHAT = body(ChatCompletionRequest, {"messages": MESSAGES})
+COMPLETION = body(CompletionRequest, {"prompt": st.text(max_size=5) | st.lists(SCALAR, max_size=3) | JSON})
+TOKENIZE = st.dictionaries(
+    st.sampled_from(["prompt", "messages", "tools", "model", "chat_template_kwargs"]), JSON
+)
+DETOKENIZE = st.fixed_dictionaries({"tokens": st.lists(SCALAR, max_size=3) | JSON})
+DERENDER = st.fixed_dictionaries(
+    {},
+    optional={
+        "stream": SCALAR,
+        "generate_response": st.fixed_dictionaries(
+            {
+                "request_id": SCALAR,
+                "choices": st.lists(
+                    st.dictionaries(st.sampled_from(["index", "token_ids"]), JSON), max_size=2
+                ),
+            }
+        )
+        | JSON,
+        "generate_responses": JSON,
+        "generate_chunk": JSON,
+        "stream_state": JSON,
+        "prompt_token_ids": JSON,
+        "chat_request": CHAT | JSON,
+        "context": SCALAR,
+    },
+)
+
+
+def encode(value: Any) -> bytes:
+    """JSON as Python writes it: NaN, and surrogates as escapes."""
+    return json.dumps(value).encode()
+
+
+@pytest.fixture(scope="module")
+def answer(qwen3_settings: Settings, qwen3_service: Service) -> Any:
+    endpoints = build_endpoints(qwen3_settings, build_metrics())
+
+    def call(path: str, value: Any) -> Any:
+        """The decoded reply, or the ApiError."""
+        try:
+            return msgspec.json.decode(endpoints[path].handle(qwen3_service, encode(value), None).body)
+        except ApiError as error:
+            refused = error
+        assert 400 <= refused.status < 500, refused
+        assert msgspec.json.decode(refused.encode())["error"]["code"] == refused.status
+        return refused
+
+    return call
+
+
+MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+@MANY
+@given(CHAT)
+def test_chat(answer: Any, value: Any) -> None:
+    reply = answer("/v1/chat/completions/render", value)
+    if not isinstance(reply, ApiError):
+        generate = msgspec.convert(reply, GenerateRequest)
+        assert generate.token_ids
+        assert generate.sampling_params.max_tokens is not None
+
+
+@MANY
+@given(COMPLETION)
+def test_completions(answer: Any, value: Any) -> None:
+    reply = answer("/v1/completions/render", value)
+    if not isinstance(reply, ApiError):
+        for one in reply:
+            assert msgspec.convert(one, GenerateRequest).token_ids
+
+
+@MANY
+@given(TOKENIZE)
+def test_tokenize(answer: Any, value: Any) -> None:
+    answer("/tokenize", value)
+
+
+@MANY
+@given(DETOKENIZE)
+def test_detokenize(answer: Any, value: Any) -> None:
+    answer("/detokenize", value)
+
+
+@MANY
+@given(DERENDER)
+@pytest.mark.parametrize("path", ["/v1/chat/completions/derender", "/v1/completions/derender"])
+def test_derender(answer: Any, path: str, value: Any) -> None:
+    answer(path, value)
+
+
+@given(st.text(max_size=40), st.lists(st.text(max_size=10), max_size=3))
+def test_tokenize_and_detokenize_are_inverse(answer: Any, text: str, more: list[str]) -> None:
+    whole = "".join([text, *more])
+    reply = answer("/tokenize", {"prompt": whole, "return_token_strs": True})
+    if isinstance(reply, ApiError):
+        assert any(0xD800 <= ord(character) < 0xE000 for character in whole)
+        return
+    assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    assert answer("/detokenize", {"tokens": reply["tokens"]})["prompt"] == unicodedata.normalize("NFC", whole)

@@ -111,6 +111,7 @@ class Grammar:
         self.tool: Final = tool
         self.blanks: Final[Blanks] = tool.blanks
         self.trims: Final = reasoning is not None and reasoning.trims
+        self.preface: Final = reasoning.preface if reasoning is not None else ""
         self.nodes: Final = [Node(index, name, state) for index, (name, state) in enumerate(states.items())]
         by_name = {node.name: node for node in self.nodes}
         self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)

@@ -51,6 +51,8 @@ class MachineOptions:
     count. ``skip_special_tokens``: leave out special tokens that are no markers. ``hold_limit``: characters
     of an object that may be a call held back before it is taken for text. ``blank_limit``: see `blanks`.
     ``tools``: the request's tools, by which some families type the arguments of calls.
+    ``repeat_reasoning``: an answer of nothing but reasoning repeats it as content at its end, up to
+    ``hold_limit`` characters of it.
     """
 
     stops: StopTable | None = None
@@ -61,6 +63,7 @@ class MachineOptions:
     hold_limit: int = 65536
     blank_limit: int = 256
     tools: ToolSchemas = NO_TOOLS
+    repeat_reasoning: bool = False
 
 
 _TEXT: Final = -1  # stands for the ID of text that is no marker token
@@ -89,6 +92,8 @@ class Machine:
         self._thoughts = BlankHold("trim" if grammar.trims else "keep", options.blank_limit)
         self._spoken = 0  # regions, as bits, in which a state with a separator has shown text
         self._separate = False  # the next text of this state comes after its separator
+        self._kept: list[str] | None = [] if options.repeat_reasoning else None  # reasoning to be repeated
+        self._kept_size = 0
         self._calls = 0
         self.tools = options.tools
         self.tokens = 0
@@ -98,6 +103,7 @@ class Machine:
         self._run_region = Region.MARKUP
         if self._node.body is not None:
             self._body = self._node.body.open("", options.hold_limit)
+        self._preface = grammar.preface
 
     # --- the interface ---
 
@@ -152,6 +158,8 @@ class Machine:
         if not self._content_stopped():
             self._say(self._unsaid)
         self._unsaid = ""
+        if self._kept and self.stopped is None:
+            self._say("".join(self._kept))
         self._append(Region.CONTENT, self._blanks.end())
         self._ledger.finish()
         return self._take()
@@ -176,6 +184,8 @@ class Machine:
                 blank_flags=self._blanks.flags,
                 thought=self._thoughts.held,
                 thought_flags=self._thoughts.flags,
+                preface=self._preface,
+                kept="".join(self._kept) if self._kept is not None else None,
                 spoken=self._spoken,
                 separate=self._separate,
                 stopped=self.stopped,
@@ -209,6 +219,8 @@ class Machine:
             or len(saved.pending) > MAX_PENDING
             or len(saved.held) > node.width
             or max(len(saved.blank), len(saved.thought)) > self._options.blank_limit
+            or len(saved.kept or "") > self._options.hold_limit
+            or saved.preface not in ("", self._grammar.preface)
         ):
             raise ValueError("counts or holds out of bounds")
         self.tokens, self._calls = saved.tokens, saved.calls
@@ -225,6 +237,9 @@ class Machine:
         self._unsaid = saved.unsaid
         self._blanks.held, self._blanks.flags = saved.blank, saved.blank_flags
         self._thoughts.held, self._thoughts.flags = saved.thought, saved.thought_flags
+        self._preface = saved.preface
+        self._kept = [saved.kept] if saved.kept is not None else None
+        self._kept_size = len(saved.kept or "")
         self._spoken, self._separate = saved.spoken, saved.separate
         self.stopped = saved.stopped
         self._body = None
@@ -407,6 +422,7 @@ class Machine:
         self._unsaid = ""
         if self._matcher is not None and self._options.stop_scope == "content":
             self._matcher.progress = [0] * len(self._matcher.progress)
+        self._kept = None
         self._blanks.before_call()
         self._flush()
         self._events.append(CallStart(self._calls, name, written_id))
@@ -431,7 +447,7 @@ class Machine:
         if node.text is Region.CONTENT:
             self._content(text)
         elif node.text is Region.REASONING:
-            self._append(Region.REASONING, self._thoughts.feed(text))
+            self._reason(self._thoughts.feed(text))
 
     def _content(self, text: str) -> None:
         """Through the stop strings of scope "content", if any."""
@@ -458,8 +474,18 @@ class Machine:
         before."""
         return self.stopped is not None and self._options.stop_scope == "content"
 
+    def _reason(self, text: str) -> None:
+        self._append(Region.REASONING, text)
+        if self._kept is not None:
+            self._kept.append(text)
+            self._kept_size += len(text)
+            if self._kept_size > self._options.hold_limit:
+                self._kept = None
+
     def _say(self, text: str) -> None:
         self._append(Region.CONTENT, self._blanks.feed(text) if text else "")
+        if self._kept is not None and text.strip():
+            self._kept = None  # there is an answer: its reasoning is not repeated
 
     def _events_stopped(self, stop: str) -> None:
         self._flush()
@@ -485,6 +511,9 @@ class Machine:
 
     def _take(self) -> list[Event]:
         self._flush()
+        if self._preface:
+            self._events.insert(0, Text(Region.CONTENT, self._preface))
+            self._preface = ""
         events = self._events
         self._events = []
         events.extend(self._ledger.take())
@@ -506,6 +535,8 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     blank_flags: int
     thought: str
     thought_flags: int
+    preface: str
+    kept: str | None
     spoken: int
     separate: bool
     stopped: str | None

@@ -80,8 +80,10 @@ class ReasoningFormat:
     of a tool call ends the reasoning. ``content_on``: markers with a meaning in CONTENT. ``disabled_by``:
     values of chat_template_kwargs with which the prompt closes (or never opens) reasoning, for when no
     prompt is known; ``enabled_by``: values with which the answer starts with reasoning although the prompt
-    says nothing. ``trims``: white space at the end of reasoning is not shown. ``joined``: the states of this
-    format and a tool format (by name) that are one and cannot be told apart, instead of the states of both.
+    says nothing. ``trims``: white space at the end of reasoning is not shown. ``preface``: content before
+    all output. ``repeated_by``: values of chat_template_kwargs with which reasoning is repeated as content
+    when there is no other (`MachineOptions.repeat_reasoning`). ``joined``: the states of this format and a
+    tool format (by name) that are one and cannot be told apart, instead of the states of both.
     """
 
     name: str
@@ -96,6 +98,8 @@ class ReasoningFormat:
     disabled_by: Mapping[str, Any] = field(default_factory=dict)
     enabled_by: Mapping[str, Any] = field(default_factory=dict)
     trims: bool = False
+    preface: str = ""
+    repeated_by: Mapping[str, Any] = field(default_factory=dict)
     joined: Mapping[str, Mapping[str, State]] = field(default_factory=dict)
     keeps_special_tokens: bool = True
 

@@ -186,7 +186,11 @@ class ContextResolver:
             "chat",
             digest,
             self._no_tools if none and not drops else self._grammar(choice, request.forced_function),
-            replace(self._options(request), tools=ToolSchemas(data.get("tools"))),
+            replace(
+                self._options(request),
+                tools=ToolSchemas(data.get("tools")),
+                repeat_reasoning=self._repeats_reasoning(request),
+            ),
             prompt=self._prompt_state(request, prompt_ids),
             prompt_length=length,
             parsed=self.has_parser,
@@ -219,12 +223,20 @@ class ContextResolver:
             state = prompt_reasoning(self._reasoning, prompt_ids, self._model.vocabulary)
             if state is not None:
                 return state
-        kwargs = {**self._settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
-        if request.reasoning_effort is not None:
-            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        kwargs = self._template_kwargs(request)
         if _any_of(self._reasoning.enabled_by, kwargs):
             return True
         return False if _any_of(self._reasoning.disabled_by, kwargs) else None
+
+    def _repeats_reasoning(self, request: ChatCompletionRequest) -> bool:
+        values = self._reasoning.repeated_by if self._reasoning is not None else {}
+        return _any_of(values, self._template_kwargs(request))
+
+    def _template_kwargs(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        kwargs = {**self._settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        if request.reasoning_effort is not None:
+            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        return kwargs
 
     def _options(self, request: SamplingFields | None) -> MachineOptions:
         settings = self._settings

@@ -1,4 +1,4 @@
-"""The recorded data is whole, and every file of it is used by a test or belongs to a family not built yet."""
+"""The recorded data is whole, and every file of it is used by a test."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from tests.support import corpus
 
 FILES = sorted(corpus.DATA.rglob("*.jsonl"))
 TESTS = Path(__file__).resolve().parent.parent
-
-# fmt: off
-LATER_FAMILIES = {
-    "deepseek_r1", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4",
-    "glm47", "granite", "kimi_k2", "llama3_json", "llama4_pythonic", "minimax_m2", "mistral", "nemotron_v3",
-    "openai_gptoss", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss", "step3p5",
-}
-# fmt: on
-"""Families whose format has no table in `render_tier.core.formats` yet. A family leaves with its table."""
 
 
 def recordings_read_by_tests() -> set[str]:
@@ -41,15 +32,9 @@ def recordings_read_by_tests() -> set[str]:
     return names
 
 
-def test_every_file_is_used_or_waits_for_its_family() -> None:
-    unused = {path.stem for path in FILES} - recordings_read_by_tests() - LATER_FAMILIES
+def test_every_file_is_used() -> None:
+    unused = {path.stem for path in FILES} - recordings_read_by_tests()
     assert not unused, f"no test calls parser_cases or exchanges with: {sorted(unused)}"
-
-
-def test_families_that_wait_exist_and_are_not_used_yet() -> None:
-    assert {path.stem for path in FILES} >= LATER_FAMILIES
-    used = LATER_FAMILIES & recordings_read_by_tests()
-    assert not used, f"used by a test now, so no longer waiting: {sorted(used)}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

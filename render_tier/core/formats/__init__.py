@@ -27,7 +27,7 @@ from render_tier.core.formats.lfm2 import LFM2
 from render_tier.core.formats.llama3_json import LLAMA3_JSON
 from render_tier.core.formats.longcat import LONGCAT
 from render_tier.core.formats.mimo import MIMO, MIMO_REASONING
-from render_tier.core.formats.minimax_m2 import MINIMAX_M2, MINIMAX_M2_REASONING
+from render_tier.core.formats.minimax_m2 import MINIMAX_M2, MINIMAX_M2_APPEND_THINK, MINIMAX_M2_REASONING
 from render_tier.core.formats.mistral import MISTRAL, MISTRAL_REASONING
 from render_tier.core.formats.nemotron_v3 import NEMOTRON_V3
 from render_tier.core.formats.olmo3 import OLMO3, OLMO3_REASONING
@@ -67,6 +67,7 @@ _REASONING_FORMATS: Final = (
     HUNYUAN_A13B_REASONING,
     KIMI_K2_REASONING,
     MIMO_REASONING,
+    MINIMAX_M2_APPEND_THINK,
     MINIMAX_M2_REASONING,
     MISTRAL_REASONING,
     NEMOTRON_V3,

@@ -38,7 +38,7 @@ GEMMA4_REASONING = ReasoningFormat(
     name="gemma4",
     states={
         "opening": State(body=_LEAD, done="reasoning", failed=CONTENT, on=_CHANNELS),
-        "channel": State(body=_LEAD, done="reasoning", failed="reasoning", on=_CHANNELS),
+        "channel": State(body=_LEAD, done="reasoning", failed="reasoning", on=_CHANNELS, gives_back=False),
         "reasoning": State(text=Region.REASONING, on=_CHANNELS),
     },
     initial="opening",

@@ -68,6 +68,17 @@ MINIMAX_M2 = ToolFormat(
     none_drops=True,
 )
 
+MINIMAX_M2_APPEND_THINK = ReasoningFormat(
+    name="minimax_m2_append_think",
+    states={},
+    initial=CONTENT,
+    opened=CONTENT,
+    start="<think>",
+    end="</think>",
+    preface="<think>",
+)
+"""Reasoning stays in the content, with the tag that the prompt has written put before it."""
+
 MINIMAX_M2_REASONING = ReasoningFormat(
     name="minimax_m2",
     states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},

@@ -1,0 +1,132 @@
+"""Laws that the parsers of every family keep, over random outputs, damage and chunkings."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
+from render_tier.core.machine import Machine
+from render_tier.core.table import Region
+from tests.families import ours
+from tests.families.catalogue import FAMILIES
+from tests.families.generators import GeneratedOutput, Knobs, generate, parsed, same_json
+from tests.families.tokenization import CorpusTokenizer, tokenizer_of
+from tests.support.collected import Collected
+
+OFFERED = [
+    name
+    for name, writer in FAMILIES.items()
+    if writer.tool_parser in TOOL_NAMES and writer.reasoning_parser in (None, *REASONING_NAMES)
+]
+"""The families of the catalogue whose parsers have tables."""
+EXAMPLES = 12
+SEEDS = st.integers(0, 2**32)
+WORDLESS = Knobs(damaged=0.0, no_tools=0.0, choice_none=0.0, unknown_tool=0.03)
+LEADING = {"qwen3_coder", "nemotron_v3", "step3p5", "mimo", "granite_thinking", "qwen_coder_plain"}
+
+
+def test_the_families_of_this_file_are_offered() -> None:
+    """A family whose name is misspelt would not be tested at all."""
+    assert {"hermes_qwen3", "qwen3_coder", "deepseek_v32", "deepseek_v4", "glm47", "minimax_m2"} <= set(
+        OFFERED
+    )
+    assert {"gemma4", "functiongemma", "seed_oss", "step3p5", "mimo", "nemotron_v3"} <= set(OFFERED)
+
+
+def ids_of(output: GeneratedOutput, tokenizer: CorpusTokenizer, rng: Random) -> list[int]:
+    """The output's tokens; now and then with its characters as tokens of their own, so that markers are
+    spelt.
+    """
+    if rng.random() < 0.8:
+        return tokenizer.encode(output.text)
+    return [token_id for character in output.text for token_id in tokenizer.encode(character)]
+
+
+def read(machine: Machine, chunks: list[list[int]]) -> Collected:
+    got = Collected()
+    for chunk in chunks:
+        got.add(machine.feed(chunk))
+    return got.add(machine.finish())
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS)
+def test_chunks_and_snapshots_change_nothing_and_every_token_counts_once(family: str, seed: int) -> None:
+    output = generate(family, seed)
+    case = output.case()
+    tokenizer = tokenizer_of(case)
+    rng = Random(seed)
+    ids = ids_of(output, tokenizer, rng)
+    whole = read(ours.machine_of(case, tokenizer), [ids])
+    assert len(whole.regions) == len(ids)
+
+    edges = [0, *sorted(rng.choices(range(len(ids) + 1), k=rng.randrange(12))), len(ids)]
+    assert read(ours.machine_of(case, tokenizer), [ids[a:b] for a, b in pairwise(edges)]) == whole
+
+    machine = ours.machine_of(case, tokenizer)
+    grammar, options = ours.grammar_of_case(case, tokenizer), ours.options_of(case)
+    got = Collected()
+    for token_id in ids:
+        saved = machine.snapshot()
+        machine = Machine.restore(grammar, options, saved)
+        assert machine.snapshot() == saved
+        got.add(machine.feed([token_id]))
+    assert got.add(machine.finish()) == whole
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS)
+def test_the_text_without_its_tokens_reads_the_same_in_any_pieces(family: str, seed: int) -> None:
+    output = generate(family, seed)
+    case = output.case()
+    tokenizer = tokenizer_of(case)
+    whole = ours.machine_of(case, tokenizer)
+    want = Collected().add(whole.feed_text(output.text)).add(whole.finish())
+    machine = ours.machine_of(case, tokenizer)
+    got = Collected()
+    for character in output.text:
+        got.add(machine.feed_text(character))
+    assert got.add(machine.finish()) == want
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=2 * EXAMPLES)
+@given(seed=SEEDS)
+def test_an_output_without_damage_is_what_the_model_meant(family: str, seed: int) -> None:
+    output = generate(family, seed, WORDLESS)
+    assert output.intended is not None
+    message = ours.parse_whole(output.case())
+    intended = output.intended
+    assert message.reasoning.strip() == intended["reasoning"].strip()
+    assert message.content.strip().startswith(intended["content"].strip())
+    assert [call.name for call in message.calls] == [name for name, _ in intended["calls"]]
+    for call, (_, meant) in zip(message.calls, intended["calls"], strict=True):
+        assert call.complete
+        assert same_json(parsed(call.arguments), meant), (call.arguments, json.dumps(meant))
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS)
+def test_a_call_that_is_not_shown_leaves_no_call_tokens_of_content(family: str, seed: int) -> None:
+    """What is attributed to content or reasoning is what is shown there. A token counts where it starts, so
+    tokens of one character each."""
+    output = generate(family, seed)
+    case = output.case()
+    tokenizer = tokenizer_of(case)
+    ids = [token_id for character in output.text for token_id in tokenizer.encode(character)]
+    got = read(ours.machine_of(case, tokenizer), [ids])
+    if got.content.strip():
+        assert Region.CONTENT in got.regions
+    if got.reasoning.strip():
+        assert Region.REASONING in got.regions
+    if got.calls:
+        assert Region.CALL in got.regions

@@ -13,7 +13,22 @@ from tests.vllm.parsers.runner import VllmRunner
 
 pytestmark = pytest.mark.vllm
 
-OFFERED = ("hermes_qwen3", "deepseek_v31", "deepseek_r1", "kimi_k2")
+OFFERED = (
+    "hermes_qwen3",
+    "qwen3_coder",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v31",
+    "deepseek_r1",
+    "glm47",
+    "kimi_k2",
+    "minimax_m2",
+    "nemotron_v3",
+    "step3p5",
+    "mimo",
+    "qwq",
+    "qwen_coder_plain",
+)
 """Families (of `tests.families.catalogue`) whose parsers have a table. A family joins with its table."""
 OUTPUTS = 500
 SHOWN = 5

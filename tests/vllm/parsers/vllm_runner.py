@@ -179,6 +179,16 @@ def pieces(tokenizer: Any, prompt_ids: list[int], ids: list[int]) -> list[str]:
     return out
 
 
+def fast_pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """As `pieces`, by the library's decode stream: for timings, where a character more or less is no matter."""
+    if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):
+        return pieces(tokenizer, [], ids)
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer._tokenizer, i) or "" for i in ids]
+
+
 def request_of(case: dict[str, Any]) -> Any:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -298,7 +308,7 @@ def timing(case: dict[str, Any], tokenizer: Any, chunk: int, repeat: int) -> dic
     """CPU microseconds a token of `parse_delta` alone on a live parser, for every repeat."""
     prompt = encode(tokenizer, case.get("prompt_tail") or "")
     ids = encode(tokenizer, case["output_text"])
-    texts = pieces(tokenizer, prompt, ids)
+    texts = fast_pieces(tokenizer, ids)
     spans = chunks(len(ids), chunk)
     deltas = [("".join(texts[a:b]), ids[a:b]) for a, b in spans]
     last = len(deltas) - 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, WithJsonSchema
 
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.request_fields import (
@@ -25,7 +25,19 @@ Prompt = str | list[int]
 """One prompt: text, or token IDs."""
 
 
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    ]
+}
+
+
 class CompletionRequest(SamplingFields):
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    """As sent; `prompts` has it checked. Not validated here: a prompt of 100,000 IDs is checked once."""
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     n: int = 1

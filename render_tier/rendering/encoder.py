@@ -8,7 +8,7 @@ from typing import Literal
 from tokenizers import Encoding, Tokenizer
 
 from render_tier.protocol.errors import BadRequest
-from render_tier.protocol.validation import invalid
+from render_tier.protocol.validation import invalid, summarise
 
 Side = Literal["left", "right"]
 DEFAULT_SIDE: Side = "left"
@@ -83,7 +83,7 @@ class PromptEncoder:
             return
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < self._vocab_size:
-                raise invalid(f"Token id {token_id} is out of vocabulary", param)
+                raise invalid(f"Token id {summarise(token_id)} is out of vocabulary", param)
 
     def check_fits(self, count: int, *, exact: bool = True) -> None:
         if count <= self._max_model_len:
@@ -121,7 +121,7 @@ class PromptEncoder:
             return None
         if keep > self._max_model_len:
             raise invalid(
-                f"truncate_prompt_tokens={keep} cannot be greater than max_model_len = "
+                f"truncate_prompt_tokens={summarise(keep)} cannot be greater than max_model_len = "
                 f"{self._max_model_len}. Please request a smaller truncation size.",
                 "truncate_prompt_tokens",
                 keep,

@@ -195,7 +195,7 @@ class Renderer:
                 '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
             )
         named = request.forced_function
-        described = f'"{choice}"' if named is None else f'function "{named}"'
+        described = f'"{choice}"' if named is None else f'function "{named[:100]}"'
         raise BadRequest(f"tool_choice={described} requires --tool-call-parser to be set")
 
     def _check_trust(self, request: ChatTemplateFields) -> None:

@@ -15,7 +15,7 @@ from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.generate import SamplingParams
 from render_tier.protocol.request_fields import SamplingFields
-from render_tier.protocol.validation import invalid
+from render_tier.protocol.validation import invalid, summarise
 
 OPENAI_DEFAULTS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
@@ -63,8 +63,8 @@ class SamplingBuilder:
         """More output than the context has is a mistake, not something to clamp."""
         if asked is not None and asked > self._defaults.max_model_len:
             raise invalid(
-                f"{field}={asked} cannot be greater than max_model_len={self._defaults.max_model_len}. "
-                "Please request fewer output tokens.",
+                f"{field}={summarise(asked)} cannot be greater than "
+                f"max_model_len={self._defaults.max_model_len}. Please request fewer output tokens.",
                 field,
                 asked,
             )
@@ -114,7 +114,7 @@ class SamplingBuilder:
         if params.temperature < GREEDY_BELOW:
             params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
             if params.n > 1:
-                raise invalid(f"n must be 1 when using greedy sampling, got {params.n}.")
+                raise invalid(f"n must be 1 when using greedy sampling, got {summarise(params.n)}.")
         return params
 
     def _chosen(self, request: SamplingFields, name: str) -> Any:
@@ -134,7 +134,8 @@ class SamplingBuilder:
         wrong = [key for key in given if not _is_integer(key)]
         if wrong:
             raise invalid(
-                f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong[:5]!r}",
+                "logit_bias contains key(s) that cannot be converted to integer token IDs: "
+                f"{[key[:40] for key in wrong[:5]]!r}",
                 "logit_bias",
                 wrong,
             )
@@ -144,29 +145,33 @@ class SamplingBuilder:
     def _check(self, params: SamplingParams) -> None:
         defaults = self._defaults
         if params.n < 1:
-            raise invalid(f"n must be at least 1, got {params.n}.")
+            raise invalid(f"n must be at least 1, got {summarise(params.n)}.")
         if params.n > defaults.max_choices:
-            raise invalid(f"n must be at most {defaults.max_choices}, got {params.n}.")
+            raise invalid(f"n must be at most {defaults.max_choices}, got {summarise(params.n)}.")
         for name, accepts, wording, named in RANGES:
             value = getattr(params, name)
             if not accepts(value):
                 raise invalid(
-                    f"{name} {wording}, got {value}.", name if named else None, value if named else None
+                    f"{name} {wording}, got {summarise(value)}.",
+                    name if named else None,
+                    value if named else None,
                 )
         assert params.max_tokens is not None
         if params.max_tokens < 1:
             raise invalid(
-                f"max_tokens must be at least 1, got {params.max_tokens}.", "max_tokens", params.max_tokens
+                f"max_tokens must be at least 1, got {summarise(params.max_tokens)}.",
+                "max_tokens",
+                params.max_tokens,
             )
         if params.min_tokens > params.max_tokens:
             raise invalid(
                 f"min_tokens must be less than or equal to max_tokens={params.max_tokens}, "
-                f"got {params.min_tokens}."
+                f"got {summarise(params.min_tokens)}."
             )
         if any(not text for text in params.stop or ()):
             raise invalid("stop cannot contain an empty string.")
         if any(not word for word in params.bad_words or ()):
-            raise invalid(f"bad_words cannot contain an empty string. Got bad_words={params.bad_words}")
+            raise invalid("bad_words cannot contain an empty string.")
         self._check_logprobs(params)
         self._check_ids(params.stop_token_ids or [], "stop_token_ids")
         self._check_ids(params.logprob_token_ids or [], "logprob_token_ids")
@@ -182,11 +187,12 @@ class SamplingBuilder:
             if asked is None:
                 continue
             if asked < -1:
-                raise invalid(f"{name} must be non-negative or -1, got {asked}.", name, asked)
+                raise invalid(f"{name} must be non-negative or -1, got {summarise(asked)}.", name, asked)
             count = self._defaults.vocab_size if asked == -1 else asked
             if count > most:
                 raise invalid(
-                    f"Requested {kind} logprobs of {count}, which is greater than max allowed: {most}",
+                    f"Requested {kind} logprobs of {summarise(count)}, "
+                    f"which is greater than max allowed: {most}",
                     name,
                     count,
                 )
@@ -204,7 +210,8 @@ class SamplingBuilder:
         wrong = [token_id for token_id in ids if not 0 <= token_id < size]
         if wrong:
             raise invalid(
-                f"token_id(s) {wrong[:5]} in {param} contain out-of-vocab token ids. Vocabulary size: {size}",
+                f"token_id(s) {[summarise(token_id) for token_id in wrong[:5]]} in {param} contain "
+                f"out-of-vocab token ids. Vocabulary size: {size}",
                 param,
                 wrong,
             )

@@ -149,6 +149,22 @@ def test_transfer_params_travel_in_extra_args() -> None:
     assert build(kv_transfer_params={}).extra_args is None
 
 
+def test_errors_stay_small() -> None:
+    huge, number = "x" * 1_000_000, 10**4000
+    for fields in (
+        {"logit_bias": {huge: 1}},
+        {"bad_words": ["", huge]},
+        {"n": number},
+        {"min_tokens": number},
+        {"stop_token_ids": [number]},
+        {"prompt_logprobs": number},
+        {"top_k": -number},
+    ):
+        with pytest.raises(BadRequest) as refused:
+            build(**fields)
+        assert len(refused.value.encode()) < 1000
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

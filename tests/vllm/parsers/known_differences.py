@@ -120,6 +120,17 @@ def _required_stop(c: Comparison) -> None:
 
 
 @rule(
+    "blank_content_is_content",
+    "with a forced tool_choice and no call, vLLM drops content of white space alone; without one it shows it",
+    "59 (our judgement)",
+    {"content"},
+    lambda c: c.output.tool_choice not in ("auto", "none", None) and not c.answer and not c.ours.calls,
+)
+def _blank_content(c: Comparison) -> None:
+    assert c.ours.content.isspace()
+
+
+@rule(
     "cut_calls_keep_finish_reason_length",
     "vLLM's whole answers say tool_calls for a call that the engine cut; the engine's own reason is true",
     "60, 54",
@@ -153,7 +164,7 @@ def _same_names(c: Comparison) -> bool:
 @rule(
     "json_arguments_are_verbatim",
     "vLLM's whole answers rewrite the values of JSON arguments by the schema (for a string, 5 becomes text "
-    "and null the word), its streams do not; we send what the model wrote",
+    "and null a word), its streams do not; we send what the model wrote",
     "47",
     {"calls"},
     _same_names,
@@ -268,10 +279,10 @@ def _broken_call_text(c: Comparison) -> None:
     "43 (kind); deepseek_r1/content_with_markers",
     {"reasoning", "content", "calls", "finish_reason"},
     lambda c: "<think>" in c.output.text.lstrip()[1:],
-    families=DEEPSEEK | {"qwq"},
+    families=DEEPSEEK | {"qwq", "deepseek_v32"},
 )
 def _late_opener(c: Comparison) -> None:
-    plain = c.output.text.replace("<think>", "").replace(THINK_END, "")
+    plain = c.output.text.replace("<think>", "")
     assert plain.startswith(c.ours.reasoning.replace("<think>", "")), "nothing before the marker is lost"
     _calls_are_the_models_own_text(c)
 
@@ -312,6 +323,40 @@ def _no_index(c: Comparison) -> None:
 
 # --- XML-like calls, and engine families in general
 
+THINK_MARKERS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
+
+def _think_marker_in_a_call(c: Comparison) -> bool:
+    opener = next((m for m in c.output.writer.markers if "tool" in m.lower()), "")
+    calls = c.output.text.partition(opener)[2] if opener else ""
+    return any(marker in calls for marker in THINK_MARKERS)
+
+
+@rule(
+    "think_markers_inside_a_call_stay",
+    "vLLM's reasoning pass acts on think markers inside calls too: it cuts the call there, or removes them "
+    "from strings; we read calls as the model wrote them",
+    "47",
+    {"reasoning", "calls", "content", "finish_reason"},
+    _think_marker_in_a_call,
+    families={
+        "glm47",
+        "minimax_m2",
+        "mistral",
+        "deepseek_v4",
+        "step3p5",
+        "qwen3_coder",
+        "nemotron_v3",
+        "mimo",
+    },
+)
+def _think_in_call(c: Comparison) -> None:
+    assert (c.vllm["reasoning"] or "").startswith(c.ours.reasoning)
+    assert _in_order(c.ours.content, c.output.text)
+    for call in c.ours.calls:
+        assert _in_order(call.name, c.output.text)
+
+
 QWEN_XML = {
     *("qwen3_coder", "qwen_coder_plain", "nemotron_v3", "granite_thinking", "step3p5", "mimo", "seed_oss"),
 }
@@ -331,7 +376,8 @@ SHOWS_TEXT_AFTER_CALLS = QWEN_XML | {"glm47", "minimax_m2", "mistral", "gemma4",
 def _text_beside_calls(c: Comparison) -> None:
     assert c.ours.content.strip().startswith(c.answer.strip())
     assert _in_order(c.ours.content, c.output.text)
-    assert c.ours.content == c.ours.content.rstrip(), "trailing white space beside calls is not shown"
+    if c.ours.calls:
+        assert c.ours.content == c.ours.content.rstrip(), "trailing white space beside calls is not shown"
 
 
 @rule(
@@ -355,7 +401,8 @@ def _parameters(c: Comparison) -> None:
         return
     for theirs, mine in zip(c.vllm["tool_calls"], c.ours.calls, strict=True):
         if theirs["name"] != mine.name:
-            assert theirs["name"].strip().endswith(mine.name), "a repeated marker is no part of a name"
+            whole = theirs["name"].strip()
+            assert whole.endswith(mine.name) or whole.startswith(mine.name), "a marker is no part of a name"
             continue
         kept = parsed(theirs["arguments"])
         got = parsed(mine.arguments)
@@ -402,7 +449,8 @@ def _bad_call(c: Comparison) -> None:
 
 def _calls_are_the_models_own_text(c: Comparison) -> None:
     for call in c.ours.calls:
-        assert call.arguments in c.output.text, "arguments are the model's own text"
+        own = call.arguments == "{}" or call.arguments in c.output.text
+        assert own, "arguments are the model's own text"
         if call.complete:
             assert not isinstance(parsed(call.arguments), tuple), "a complete call has valid JSON"
 

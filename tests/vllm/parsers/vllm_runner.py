@@ -180,7 +180,7 @@ def pieces(tokenizer: Any, prompt_ids: list[int], ids: list[int]) -> list[str]:
 
 
 def fast_pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    """As `pieces`, by the library's decode stream: for timings, where a character more or less is no matter."""
+    """As `pieces`, by the library's decode stream: for timings, where exact texts do not matter."""
     if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):
         return pieces(tokenizer, [], ids)
     from tokenizers.decoders import DecodeStream

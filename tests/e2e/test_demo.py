@@ -1,0 +1,86 @@
+"""`pd-orchestrator demo` as a user runs it: what it shows, and that nothing of it outlives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.processes import BIN
+
+
+def demo(smollm2_dir: Path, qwen3_dir: Path, *options: str) -> list[str]:
+    models = ["--model", str(smollm2_dir), "--scripted-model", str(qwen3_dir)]
+    return [str(BIN / "pd-orchestrator"), "demo", *models, *options]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(300)
+def test_shows_both_chats_where_the_time_went_and_the_tokens(smollm2_dir: Path, qwen3_dir: Path) -> None:
+    command = demo(smollm2_dir, qwen3_dir, "--max-tokens", "12")
+    # Wide, so that no table cell is wrapped.
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    real, scripted = done.stdout.split("2. Reasoning and a tool call")
+    for report in (real, scripted):
+        for hop in ("render", "prefill", "KV transfer", "first decode step", "first derender", "TTFT"):
+            assert re.search(rf"{hop} +│ [0-9.]+ ms", report), hop
+        assert re.search(r"KV moved +│ [0-9.]+ MiB", report)
+        assert re.search(r"prompt token IDs: +[0-9]+ ", report)
+        assert re.search(r"output token IDs: +[0-9]+ ", report)
+    moved = re.search(r"KV moved +│ ([0-9.]+) MiB", real)
+    assert moved is not None
+    assert float(moved[1]) > 1
+    assert "completion 12 tokens, finish_reason length" in real
+    assert re.search(r"reasoning +│ The user asks about a walk tonight", scripted)
+    assert re.search(r"content +│ Let me look at the forecast first\.", scripted)
+    assert 'get_weather({"city": "Oslo", "hours": 4, "units": "metric"})' in scripted
+    assert "finish_reason tool_calls" in scripted
+    assert re.search(r"curl -N http://127\.0\.0\.1:\d+/v1/chat/completions", scripted)
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupt_ends_every_process_it_started(
+    smollm2_dir: Path, qwen3_dir: Path, tmp_path: Path
+) -> None:
+    command = demo(smollm2_dir, qwen3_dir, "--max-tokens", "2", "--keep")
+    output = tmp_path / "output"
+    with output.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for(lambda: process.poll() is not None or "running until" in output.read_text(), 200)
+        assert process.poll() is None, output.read_text()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 8
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        wait_for(lambda: not any(child.is_running() for child in children), 10)
+    finally:
+        process.kill()
+    assert "all processes ended" in output.read_text()
+
+
+def test_says_what_to_do_when_the_models_are_missing(tmp_path: Path) -> None:
+    done = subprocess.run(demo(tmp_path, tmp_path), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "make models" in done.stdout

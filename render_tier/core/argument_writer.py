@@ -123,7 +123,10 @@ class ArgumentWriter:
             text = text.removeprefix("\n")
         mode = self._mode
         if mode == _STREAM:
-            self._stream(text, calls)
+            if self._values.trims_newline:
+                self._stream(text, calls)
+            else:
+                calls.call_arguments(quoted(text)[1:-1])
         elif mode != _SKIP and text:
             starts = self._size == 0
             self._held.append(text)
@@ -199,14 +202,13 @@ class ArgumentWriter:
         self._stream(text, calls)
 
     def _stream(self, text: str, calls: Calls) -> None:
-        if self._values.trims_newline and text:
+        if self._values.trims_newline:
             if self._newline:
                 text = "\n" + text
             self._newline = text.endswith("\n")
             if self._newline:
                 text = text[:-1]
-        if text:
-            calls.call_arguments(quoted(text)[1:-1])
+        calls.call_arguments(quoted(text)[1:-1])
 
     def _json(self, text: str, calls: Calls) -> str:
         """A complete value of the current key as JSON text."""

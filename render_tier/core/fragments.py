@@ -80,7 +80,7 @@ class Scanner:
     and so is what is held back.
     """
 
-    __slots__ = ("_at_end", "_begin", "_first", "_full", "_kinds", "_last")
+    __slots__ = ("_at_end", "_begin", "_full", "_kinds", "_last", "first")
 
     def __init__(self, looks: Mapping[str, Look]) -> None:
         kinds = list(looks.items())
@@ -100,7 +100,8 @@ class Scanner:
             begin.append(sequence(look.what, look.ahead).begin)
             at_end.append(rf"{group}(?:{look.ahead.begin})?\Z")
         firsts = "".join({character for _, look in kinds for character in look.what.firsts})
-        self._first: Final = re.compile(f"[{re.escape(firsts)}]").search
+        self.first: Final = re.compile(f"[{re.escape(firsts)}]").search
+        """Finds a character with which something may begin."""
         self._full: Final = re.compile("|".join(full)).match
         self._begin: Final = re.compile(rf"(?:{'|'.join(begin)})\Z").match
         self._at_end: Final = re.compile("|".join(at_end)).match if at_end else None
@@ -108,7 +109,7 @@ class Scanner:
 
     def next(self, text: str, start: int) -> Found:
         """The first one from ``start`` on."""
-        while (first := self._first(text, start)) is not None:
+        while (first := self.first(text, start)) is not None:
             start = first.start()
             match = self._full(text, start)
             if match is None:

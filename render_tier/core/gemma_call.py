@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +46,9 @@ class GemmaCallFormat:
     start: str
     end: str
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def scanners(self) -> tuple[Scanner, ...]:
+        """What each phase looks for."""
         over = (self.end, self.start)
         marks = (
             ("call:", ":", *over),
@@ -56,14 +59,7 @@ class GemmaCallFormat:
             (",", "}", "]", *over),
             (QUOTE, "{", "}", "[", "]", self.end),
         )
-        scanners = tuple(Scanner({mark: Look(literal(mark)) for mark in each}) for each in marks)
-        object.__setattr__(self, "_scanners", scanners)
-
-    @property
-    def scanners(self) -> tuple[Scanner, ...]:
-        """What each phase looks for."""
-        scanners: tuple[Scanner, ...] = self.__dict__["_scanners"]
-        return scanners
+        return tuple(Scanner({mark: Look(literal(mark)) for mark in each}) for each in marks)
 
     def open(self, marker: str, hold_limit: int) -> GemmaCall:
         return GemmaCall(self, hold_limit)
@@ -98,6 +94,9 @@ class GemmaCall:
         self._arguments = ArgumentWriter(VERBATIM, hold_limit)
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
+        if self._phase == _STRING and not self._held and not start and self._plain_string(text):
+            self._arguments.value(text, calls)  # most tokens of most calls
+            return len(text)
         if start:
             text = text[start:]
         before = len(self._held) - start
@@ -121,6 +120,10 @@ class GemmaCall:
             index = found.end
             self._mark(found.kind, calls)
         return index - before
+
+    def _plain_string(self, text: str) -> bool:
+        scanner = self._format.scanners[_STRING]
+        return not self._brace and scanner.first(text) is None and not text.endswith("}")
 
     def finish(self, calls: Calls) -> None:
         self._over(self._format.end, calls)

@@ -137,6 +137,7 @@ class XmlCall:
         self.route = ""
         self._format = fmt
         self._scanners = fmt.scanners
+        self._value_scanner = fmt.scanners[_VALUE]
         self._marker = "" if self.committed else marker
         self._phase = _NAME
         self._held = ""  # may be the beginning of markup
@@ -153,6 +154,9 @@ class XmlCall:
         return "" if self.committed else self._marker + self._read + self._held
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
+        if self._phase == _VALUE and not self._held and not start and self._value_scanner.first(text) is None:
+            self._arguments.value(text, calls)  # most tokens of most calls
+            return len(text)
         if start:
             text = text[start:]
         before = len(self._held) - start

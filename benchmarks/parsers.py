@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -168,6 +169,7 @@ def main() -> None:
                 known = [t for t in theirs if t is not None]
                 cells.append(f"{exponent(known[0], known[-1]):.2f}" if len(known) > 1 else "-")
                 rows.append(cells)
+                print(" ".join(cells), file=sys.stderr, flush=True)  # the peer may take minutes a family
             size, largest, cost = snapshots(
                 output(writer, tokenizer_of(output_case(writer)), options.lengths[-1])
             )

@@ -22,6 +22,8 @@ from render_tier import __version__
 from render_tier.settings import Settings
 
 API_KEY_VARIABLES = ("RENDER_TIER_API_KEY", "VLLM_API_KEY")
+STATE_KEYS_VARIABLE = "RENDER_TIER_STATE_KEYS"
+"""Several are separated by commas."""
 EXIT_USAGE = 2
 
 app = typer.Typer(
@@ -69,7 +71,7 @@ def _serve(**given: Any) -> None:
 
 
 def settings_from(given: dict[str, Any]) -> Settings:
-    """Settings from parsed flags (None: not given), the config file they name, and the environment's API key.
+    """Settings from parsed flags (None: not given), the config file they name, and the environment's keys.
 
     Raises ValidationError for a value, ValueError or OSError for a file that cannot be read.
     """
@@ -83,6 +85,8 @@ def settings_from(given: dict[str, Any]) -> Settings:
         key = next((os.environ[name] for name in API_KEY_VARIABLES if os.environ.get(name)), None)
         if key is not None:
             values["api_key"] = [key]
+    if not values.get("state_key") and (keys := os.environ.get(STATE_KEYS_VARIABLE)):
+        values["state_key"] = [key.strip() for key in keys.split(",")]
     for name, field in Settings.model_fields.items():
         if _is_json(field) and isinstance(values.get(name), str):
             try:

@@ -63,10 +63,19 @@ class Settings(BaseModel):
     """What becomes of a call that the model writes although tool_choice is "none": text, or nothing."""
     stop_scope: StopScope = "all"
     """Where stop strings are looked for: in reasoning too, or in content only."""
-    state_key: str = ""
-    """Protects the state of streams against forgery; the same on every replica. Empty for none."""
+    state_key: tuple[str, ...] = ()
+    """Secrets against forged states of streams, the same on every replica: the first signs, all are
+    accepted. States can be forged where there is none."""
     context_cache_entries: int = Field(default=4096, ge=0)
     """Requests whose derender context is kept per process."""
+    context_cache_bytes: int = Field(default=64 * MIB, ge=0)
+    """Size of those requests together."""
+    stream_cache_entries: int = Field(default=4096, ge=0)
+    """Streams kept per process between two chunks, so that their state need not be restored; 0 for none."""
+    stream_cache_bytes: int = Field(default=64 * MIB, ge=0)
+    """Size of those streams together."""
+    stream_cache_seconds: float = Field(default=60.0, gt=0)
+    """How long such a stream is kept for its next chunk."""
     max_state_bytes: int = Field(default=MIB, ge=1024)
     """Longest state of a stream that a client may send."""
 
@@ -127,6 +136,8 @@ class Settings(BaseModel):
         if self.tool_call_parser is not None and self.tool_call_parser not in TOOL_NAMES:
             valid = ", ".join(TOOL_NAMES)
             raise ValueError(f"unknown tool_call_parser {self.tool_call_parser!r}; valid names: {valid}")
+        if not all(self.state_key):
+            raise ValueError("state_key cannot be empty")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("enable_auto_tool_choice requires tool_call_parser")
         return self
@@ -135,7 +146,7 @@ class Settings(BaseModel):
         """Every value, secrets redacted."""
         values = self.model_dump()
         values["api_key"] = [SECRET] * len(self.api_key)
-        values["state_key"] = SECRET if self.state_key else ""
+        values["state_key"] = [SECRET] * len(self.state_key)
         return values
 
     def digest(self) -> str:

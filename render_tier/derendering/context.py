@@ -1,5 +1,4 @@
-"""What a request decides about the reading of its output: resolved once, named by a digest, kept in a small
-cache.
+"""What a request decides about the reading of its output: resolved once, named by a digest.
 
 The digest is of the raw JSON bytes of the request and of the prompt's IDs, so a later call that sends them
 again costs a hash, and one that does not costs a look-up.
@@ -8,8 +7,6 @@ again costs a hash, and one that does not costs a look-up.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -43,6 +40,7 @@ class Context:
     ``hides_reasoning``: reasoning is neither shown nor given as IDs or logprobs. ``counts_reasoning``: a
     reasoning parser is at work. ``forced``: tool_choice is "required" or names a function (``named``).
     ``drops_calls``: calls are recognised and left out. ``one_call``: parallel_tool_calls is false.
+    ``size``: bytes of the request, which bound what is held on to.
     """
 
     kind: Kind
@@ -61,35 +59,10 @@ class Context:
     one_call: bool = False
     drops_calls: bool = False
     ignores_eos: bool = False
+    size: int = 0
 
     def machine(self) -> Machine:
         return Machine(self.grammar, self.options, self.prompt)
-
-
-class ContextCache:
-    """Contexts by digest, least recently used first out. ``entries`` bounds it. Safe for threads."""
-
-    def __init__(self, entries: int) -> None:
-        self._entries = entries
-        self._contexts: OrderedDict[bytes, Context] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._contexts)
-
-    def get(self, digest: bytes) -> Context | None:
-        with self._lock:
-            context = self._contexts.get(digest)
-            if context is not None:
-                self._contexts.move_to_end(digest)
-            return context
-
-    def put(self, context: Context) -> None:
-        with self._lock:
-            self._contexts[context.digest] = context
-            self._contexts.move_to_end(context.digest)
-            while len(self._contexts) > self._entries:
-                self._contexts.popitem(last=False)
 
 
 class ContextResolver:
@@ -125,9 +98,8 @@ class ContextResolver:
     def resolve(self, kind: Kind, digest: bytes, request: bytes, prompt_token_ids: bytes) -> Context:
         """Read a request. Raises BadRequest for one that render would refuse too."""
         prompt_ids = self._prompt_ids(prompt_token_ids)
-        if kind == "completion":
-            return self._completion(digest, request, prompt_ids)
-        return self._chat(digest, request, prompt_ids)
+        make = self._completion if kind == "completion" else self._chat
+        return replace(make(digest, request, prompt_ids), size=len(request))
 
     def _prompt_ids(self, raw: bytes) -> list[int] | None:
         if not raw:

@@ -29,12 +29,23 @@ class Step:
 
 
 class Output:
-    """``reasoning_tokens`` and ``calls`` count what was read so far; ``finished``: a finish was reported.
+    """``reasoning_tokens`` and ``calls`` count what was read so far; ``finished``: a finish was reported;
+    ``stopped``: it was a stop string's.
 
     ``hidden``: with hidden reasoning, the logprob entries of tokens not yet attributed, one per token.
     """
 
-    __slots__ = ("calls", "context", "eos", "finished", "hidden", "machine", "reasoning_tokens", "speller")
+    __slots__ = (
+        "calls",
+        "context",
+        "eos",
+        "finished",
+        "hidden",
+        "machine",
+        "reasoning_tokens",
+        "speller",
+        "stopped",
+    )
 
     def __init__(self, context: Context, eos: tuple[int, ...], machine: Machine | None = None) -> None:
         self.context = context
@@ -44,6 +55,7 @@ class Output:
         self.reasoning_tokens = 0
         self.calls = 0
         self.finished = False
+        self.stopped = False
         self.hidden: deque[LogprobOut | None] = deque()
 
     def advance(self, choice: TokensChoice, *, whole: bool = False) -> Step:
@@ -63,6 +75,7 @@ class Output:
         if whole or machine.stopped is not None or choice.finish_reason is not None:
             step.events += machine.finish()
             self.finished = True
+            self.stopped = machine.stopped is not None
         self.count(step.events)
         if self.finished:
             step.finish_reason, step.stop_reason = self._finish(choice)

@@ -17,8 +17,9 @@ class DerenderSettings:
     ("keep") or treated as vLLM does ("drop"). ``stop_scope``: where stop strings are looked for, see
     `core.machine.MachineOptions`; likewise ``hold_limit`` and ``blank_limit``. ``max_logprobs`` -1: no
     bound. ``max_state_bytes``: longest ``stream_state`` taken, in characters of JSON; vLLM-shaped state has
-    its own bound, ``max_model_len`` tokens. ``state_key``: protects ``stream_state`` against forgery when
-    not empty.
+    its own bound, ``max_model_len`` tokens. ``state_keys``: protect ``stream_state`` against forgery; the
+    first signs, all are accepted. ``context_cache_bytes`` bounds the requests whose contexts are kept;
+    ``stream_cache_*``: see `stream_cache` (0 entries: none).
     """
 
     reasoning_parser: str | None = None
@@ -33,5 +34,9 @@ class DerenderSettings:
     hold_limit: int = 65536
     blank_limit: int = 256
     context_cache_entries: int = 4096
+    context_cache_bytes: int = 64 << 20
+    stream_cache_entries: int = 4096
+    stream_cache_bytes: int = 64 << 20
+    stream_cache_seconds: float = 60.0
     max_state_bytes: int = 1 << 20
-    state_key: bytes = b""
+    state_keys: tuple[bytes, ...] = ()

@@ -1,10 +1,11 @@
 """``stream_state``: all that one choice's stream needs, in a few hundred bytes that any replica can go on
 from.
 
-On the wire it is ``{"v": 1, "s": base64url(tag ‖ payload)}``. The tag is a keyed hash of the payload: with
-an empty key it only finds damage; with a secret one nobody else can make or splice states. The payload is
-msgpack and names the model and configuration (fingerprint) and the request (context digest) that it belongs
-to.
+On the wire it is ``{"v": 1, "s": base64url(tag ‖ payload)}``. The tag is a keyed hash (BLAKE2b, a MAC by
+itself) of the payload: without a key it only finds damage; with a secret one nobody else can make or splice
+states. Of several keys the first signs and all are accepted, so that keys can be changed while streams run.
+The payload is msgpack and names what it belongs to: model and configuration (fingerprint), request (context
+digest), stream (request id) and choice.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import binascii
 import hashlib
 import hmac
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from render_tier.core.events import Event
 from render_tier.core.machine import Machine, SnapshotError
 from render_tier.derendering.context import DIGEST_SIZE, Context
 from render_tier.derendering.output import Output
@@ -27,6 +30,7 @@ from render_tier.protocol.responses import LogprobOut, StreamStateOut
 VERSION: Final = 1
 _TAG_SIZE: Final = 16
 _FINGERPRINT_SIZE: Final = 8
+_REQUEST_SIZE: Final = 8
 
 
 class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -34,6 +38,7 @@ class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
     fingerprint: bytes
     context: bytes
+    stream: bytes
     index: int
     role_sent: bool
     created: int
@@ -41,6 +46,7 @@ class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     reasoning_tokens: int
     calls: int
     finished: bool
+    stopped: bool
     named_before: int
     text_offset: int
     speller: bytes
@@ -49,26 +55,48 @@ class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Stream:
-    """One choice's stream between two calls."""
+    """One choice's stream between two calls. ``missed``: what its client lacks of the time before a takeover
+    from another server."""
 
-    __slots__ = ("created", "index", "named_before", "output", "role_sent", "text_offset", "tokens")
+    __slots__ = (
+        "created",
+        "index",
+        "missed",
+        "named_before",
+        "output",
+        "request",
+        "role_sent",
+        "text_offset",
+        "tokens",
+    )
 
-    def __init__(self, output: Output, created: int) -> None:
+    def __init__(self, output: Output, request: bytes, created: int) -> None:
         self.output = output
+        self.request = request
         self.index = -1  # not known before the first chunk with a choice
         self.created = created
         self.role_sent = False
         self.named_before = 0
         self.text_offset = 0
         self.tokens = 0
+        self.missed: list[Event] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+
+def request_digest(request_id: str) -> bytes:
+    """Stands for a stream's request id in its state."""
+    return hashlib.blake2b(request_id.encode(errors="surrogatepass"), digest_size=_REQUEST_SIZE).digest()
 
 
 class StateCodec:
-    """Writes and reads states of one model and configuration."""
+    """Writes and reads states of one model and configuration. ``keys``: none, or secrets of any length."""
 
-    def __init__(self, fingerprint: str, key: bytes) -> None:
+    def __init__(self, fingerprint: str, keys: Sequence[bytes]) -> None:
         self._fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=_FINGERPRINT_SIZE).digest()
-        self._key = key[:64]
+        self._keys = [hashlib.blake2b(key, person=b"state-key").digest() for key in keys] or [b""]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Saved)
 
@@ -78,6 +106,7 @@ class StateCodec:
             Saved(
                 self._fingerprint,
                 output.context.digest,
+                stream.request,
                 stream.index,
                 stream.role_sent,
                 stream.created,
@@ -85,6 +114,7 @@ class StateCodec:
                 output.reasoning_tokens,
                 output.calls,
                 output.finished,
+                output.stopped,
                 stream.named_before,
                 stream.text_offset,
                 output.speller.context,
@@ -92,19 +122,20 @@ class StateCodec:
                 b"" if output.finished else output.machine.snapshot(),
             )
         )
-        return StreamStateOut(VERSION, base64.urlsafe_b64encode(self._tag(payload) + payload).decode())
+        return StreamStateOut(
+            VERSION, base64.urlsafe_b64encode(_tag(payload, self._keys[0]) + payload).decode()
+        )
 
-    def open(self, version: int, text: str) -> Saved:
-        """Check and unpack a state. Raises BadRequest for one that is damaged, foreign or of another
-        version."""
-        if version != VERSION:
-            raise _refused(f"version {version} is not known here")
+    def open(self, text: str, request: bytes) -> Saved:
+        """Check and unpack a state of the stream ``request``. Raises BadRequest for one that is damaged or
+        foreign."""
         try:
             data = base64.b64decode(text, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise _refused("it is damaged") from None
         payload = data[_TAG_SIZE:]
-        if not hmac.compare_digest(data[:_TAG_SIZE], self._tag(payload)):
+        tag = data[:_TAG_SIZE]
+        if not any(hmac.compare_digest(tag, _tag(payload, key)) for key in self._keys):
             raise _refused("it is damaged or was made with another key")
         try:
             saved = self._decoder.decode(payload)
@@ -112,6 +143,8 @@ class StateCodec:
             raise _refused("it is damaged") from None
         if saved.fingerprint != self._fingerprint:
             raise _refused("it belongs to another model or configuration")
+        if saved.stream != request:
+            raise _refused("it belongs to another stream")
         if len(saved.context) != DIGEST_SIZE or min(saved.tokens, saved.calls, saved.text_offset) < 0:
             raise _refused("it is damaged")
         return saved
@@ -126,16 +159,21 @@ class StateCodec:
                 raise _refused("it is damaged") from None
         output = Output(context, eos, machine)
         output.reasoning_tokens, output.calls = saved.reasoning_tokens, saved.calls
-        output.finished = saved.finished
+        output.finished, output.stopped = saved.finished, saved.stopped
         output.speller.context = saved.speller
         output.hidden = deque(saved.hidden)
-        stream = Stream(output, saved.created)
+        stream = Stream(output, saved.stream, saved.created)
         stream.index, stream.role_sent, stream.tokens = saved.index, saved.role_sent, saved.tokens
         stream.named_before, stream.text_offset = saved.named_before, saved.text_offset
         return stream
 
-    def _tag(self, payload: bytes) -> bytes:
-        return hashlib.blake2b(payload, key=self._key, digest_size=_TAG_SIZE, person=b"stream-state").digest()
+
+def refused_version(version: int) -> BadRequest:
+    return _refused(f"version {version} is not known here")
+
+
+def _tag(payload: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(payload, key=key, digest_size=_TAG_SIZE, person=b"stream-state").digest()
 
 
 def _refused(why: str) -> BadRequest:

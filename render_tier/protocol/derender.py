@@ -56,6 +56,9 @@ class TokensChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: msgspec.Raw = ABSENT
     metrics: RequestMetrics | None = None
     output_mode: Literal["tokens"] = "tokens"
+    position: Count | None = None
+    """Ours: output tokens of the choice before this chunk. Where given, a state of another place in the
+    stream is refused."""
 
 
 class ChatDerender(msgspec.Struct, kw_only=True):
@@ -88,11 +91,23 @@ class CompletionDerender(msgspec.Struct, kw_only=True):
     context: str | None = None
 
 
-class StreamState(msgspec.Struct, kw_only=True):
-    """``stream_state`` on the wire: ``s`` is opaque (`derendering.state`)."""
+class StreamStart(msgspec.Struct, gc=False):
+    """How a stream begins or goes on: ``request`` is the client's request, ``context`` stands for it and for
+    the prompt's IDs."""
 
-    v: int
-    s: str
+    stream_state: msgspec.Raw = ABSENT
+    request: msgspec.Raw = ABSENT
+    prompt_token_ids: msgspec.Raw = ABSENT
+    prompt_tokens: Count | None = None
+    context: str | None = None
+
+
+class StreamState(msgspec.Struct, kw_only=True):
+    """``stream_state`` on the wire, where ``s`` is opaque (`derendering.state`); without ``s`` it is
+    vLLM's."""
+
+    v: int = 0
+    s: str | None = None
 
 
 class PeerStreamState(msgspec.Struct, kw_only=True):

@@ -85,6 +85,10 @@ def _derender_settings(settings: Settings) -> DerenderSettings:
         max_stop_strings=settings.max_stop_strings,
         max_prompts=settings.max_prompts,
         context_cache_entries=settings.context_cache_entries,
+        context_cache_bytes=settings.context_cache_bytes,
+        stream_cache_entries=settings.stream_cache_entries,
+        stream_cache_bytes=settings.stream_cache_bytes,
+        stream_cache_seconds=settings.stream_cache_seconds,
         max_state_bytes=settings.max_state_bytes,
-        state_key=settings.state_key.encode(),
+        state_keys=tuple(key.encode() for key in settings.state_key),
     )

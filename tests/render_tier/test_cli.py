@@ -80,7 +80,7 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    settings = Settings(model="m", api_key=("secret",), state_key="hidden")
+    settings = Settings(model="m", api_key=("secret",), state_key=("hidden",))
     assert "secret" not in repr(settings.shown())
     assert "hidden" not in repr(settings.shown())
 

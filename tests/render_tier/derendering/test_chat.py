@@ -246,7 +246,9 @@ def test_created_is_one_time_for_the_whole_stream(client: Make) -> None:
     who = client()
     first = who.chunk([1])
     assert first["chunk"]["created"] == 1000
-    given_time = {"generate_chunk": {"request_id": "x", "created": 5, "choices": [{"token_ids": [1]}]}}
+    given_time = {
+        "generate_chunk": {"request_id": who.request_id, "created": 5, "choices": [{"token_ids": [1]}]}
+    }
     second = who.chunk([1], first["stream_state"], more=given_time)
     assert second["chunk"]["created"] == 5
 
@@ -268,7 +270,8 @@ def test_a_usage_chunk_keeps_its_details(client: Make) -> None:
         "total_tokens": 13,
         "prompt_tokens_details": {"cached_tokens": 8},
     }
-    answer = who.chunk([], state, more={"generate_chunk": {"request_id": "x", "choices": [], "usage": usage}})
+    chunk = {"request_id": who.request_id, "choices": [], "usage": usage}
+    answer = who.chunk([], state, more={"generate_chunk": chunk})
     assert answer["chunk"]["choices"] == []
     assert answer["chunk"]["usage"] == {
         "prompt_tokens": 9,

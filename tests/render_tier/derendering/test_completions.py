@@ -122,7 +122,7 @@ def test_a_chat_state_is_none_of_a_completion(client: Make) -> None:
     state = who.chunk([1])["stream_state"]
     body = {
         "stream": True,
-        "generate_chunk": {"request_id": "x", "choices": [{"token_ids": [1]}]},
+        "generate_chunk": {"request_id": who.request_id, "choices": [{"token_ids": [1]}]},
         "stream_state": state,
         "completion_request": who.request | {"prompt": "x"},
         "prompt_token_ids": who.prompt,

@@ -99,7 +99,7 @@ def test_a_state_of_another_model_or_key_is_refused(client: Make, served: Served
     others = [
         (dataclasses.replace(served, fingerprint="two"), DerenderSettings(**parsers), "another model"),
         (served, DerenderSettings(reasoning_parser="qwen3"), "another model"),
-        (served, DerenderSettings(**parsers, state_key=b"secret"), "another key"),
+        (served, DerenderSettings(**parsers, state_keys=(b"secret",)), "another key"),
     ]
     for model, options, reason in others:
         other = dataclasses.replace(who, derenderer=Derenderer(model, options))

@@ -65,12 +65,12 @@ class BlankHold:
     def end(self) -> str:
         """The text ends here: what of the white space that is held is shown."""
         held, self.held = self.held, ""
-        dropped = self._trims and (self._called or (self.opened and not self.visible))
+        dropped = self._called or (self._trims and self.opened and not self.visible)
         return "" if dropped else held
 
     def before_call(self) -> None:
         """A call follows: white space alone is not content."""
-        if not self._trims or not self.visible:
+        if self._trims and not self.visible:
             self.held = ""
         self._called = True
 

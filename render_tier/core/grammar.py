@@ -58,6 +58,7 @@ class Node:
         "body",
         "cut",
         "done",
+        "drops_blanks",
         "failed",
         "gives_back",
         "held",
@@ -81,6 +82,7 @@ class Node:
         self.separator: Final = state.separator
         self.opens_call: Final = state.opens_call
         self.gives_back: Final = state.gives_back
+        self.drops_blanks: Final = state.drops_blanks
         self.done: Node = self
         self.failed: Node = self
         self.cut: Node = self
@@ -109,7 +111,8 @@ class Grammar:
         self.vocabulary: Final = vocabulary
         self.reasoning: Final = reasoning
         self.tool: Final = tool
-        self.blanks: Final[Blanks] = tool.blanks
+        holds = tool.blanks == "keep" and any(state.drops_blanks for state in states.values())
+        self.blanks: Final[Blanks] = "trim" if holds else tool.blanks
         self.trims: Final = reasoning is not None and reasoning.trims
         self.preface: Final = reasoning.preface if reasoning is not None else ""
         self.nodes: Final = [Node(index, name, state) for index, (name, state) in enumerate(states.items())]

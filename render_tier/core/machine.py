@@ -364,6 +364,8 @@ class Machine:
             self._thoughts.held = ""
         if node.separator:
             self._separate = bool(self._spoken & 1 << node.text)
+        if node.drops_blanks:
+            self._blanks.held = ""
         if node.opens_call:
             self._blanks.opened = True
         if node.body is None:

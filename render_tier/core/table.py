@@ -54,6 +54,8 @@ class State:
 
     ``gives_back``: the marker that led to a body which fails is text too; otherwise it is markup.
 
+    ``drops_blanks``: white space of the answer right before the marker that leads here is not shown.
+
     ``opens_call``: the markup of a call has begun here (`ToolFormat.blanks`).
     """
 
@@ -67,6 +69,7 @@ class State:
     routes: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
     gives_back: bool = True
+    drops_blanks: bool = False
     opens_call: bool = False
 
 

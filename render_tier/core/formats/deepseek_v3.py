@@ -14,7 +14,7 @@ _SEPARATOR, _CALL_END = deepseek_v31.SEPARATOR, deepseek_v31.CALL_END
 
 _BODY = HeaderCallFormat(
     separator=r"\n```json(?:\n|(?=\{))",
-    header=rf"(?:[^\n]*?{_SEPARATOR})?(?P<name>\S(?:.*\S)?)",
+    header=rf".*{_SEPARATOR}\s*(?P<name>\S+)",
     ends=("\n```", _CALL_END),
 )
 

@@ -1,22 +1,20 @@
 """ERNIE 4.5 reasoning and tool calls.
 
-Reasoning ends with ``</think>``; the newlines after it are not shown. The answer may stand in ``<response>``
-... ``</response>``, and then what is around that is not shown either. Calls are objects in ``<tool_call>``;
-text after the first one is not shown.
+Reasoning ends with ``</think>``. The answer after it may stand in ``<response>`` ... ``</response>``; then
+the white space before that and all after it are not shown. Calls are objects in ``<tool_call>``; text after
+the first one is not shown.
 """
 
 from __future__ import annotations
 
-from render_tier.core.gap import GapFormat
 from render_tier.core.json_call import JsonCallFormat
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
 
 ERNIE45_REASONING = ReasoningFormat(
     name="ernie45",
     states={
-        "reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": "gap"}),
-        "gap": State(body=GapFormat("\n"), on={"<response>": "response"}, done=CONTENT, failed=CONTENT),
-        "response": State(text=Region.CONTENT, on={"</response>": "answered"}),
+        "reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT}),
+        "response": State(text=Region.CONTENT, on={"</response>": "answered"}, drops_blanks=True),
         "answered": State(on={"<response>": "response"}),
     },
     initial="reasoning",

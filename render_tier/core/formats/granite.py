@@ -26,7 +26,7 @@ GRANITE_REASONING = ReasoningFormat(
     opened="reasoning",
     start="Here is my thought process:",
     end="Here is my response:",
-    ended_by_tools=frozenset({"opening"}),
+    ended_by_tools=frozenset({"opening", "reasoning"}),
     keeps_special_tokens=False,
 )
 

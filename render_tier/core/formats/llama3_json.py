@@ -1,7 +1,8 @@
 """Llama 3 tool calls: objects ``{"name": ..., "parameters": {...}}`` anywhere in the text, no markers.
 
 Also Llama 4's JSON mode. ``<|python_tag|>`` may stand before the first one. An object that does not begin as
-a call does is text. Text before the first call is shown, text after it is not.
+a call does is text, and so is all after it: it may be the answer to a request for JSON. Text before the
+first call is shown, text after it is not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LLAMA3_JSON = ToolFormat(
     aliases=("llama4_json",),
     states={
         CONTENT: State(text=Region.CONTENT, on={"{": "call", "<|python_tag|>": CONTENT}),
-        "call": State(body=_BODY, done="after", failed=CONTENT),
+        "call": State(body=_BODY, done="after", failed="prose"),
+        "prose": State(text=Region.CONTENT),
         "after": State(on={"{": "next_call"}),
         "next_call": State(body=_BODY, done="after", failed="after"),
     },

@@ -98,6 +98,8 @@ class Lease(Section):
     renewed_by_decode: bool = True
     """A decode engine that waits with the params renews the lease, so our deadline ends when decode is
     sent."""
+    kv_bytes_per_token: Count | None = None
+    """Of the served model, over all its layers. When set, stranded KV is counted in bytes too."""
 
 
 class PolicySettings(Section):
@@ -138,6 +140,30 @@ class Limits(Section):
     """Chunks of one request that wait for a slow client."""
 
 
+class Admission(Section):
+    """How much may be under way, and how much may wait. A request waits for a place as a request, each of its
+    runs for one at the role that it needs next."""
+
+    requests: Count = 4096
+    """Client requests under way at a time."""
+    render_per_member: Count = 256
+    """Render calls at a time, times the members that are well; so are the next two."""
+    prefill_per_member: Count = 256
+    decode_per_member: Count = 1024
+    queue: Annotated[int, Field(ge=0)] = 1024
+    """What may wait for each of these; more is refused (503)."""
+    queue_per_tenant: Count = 512
+    """What one tenant may have waiting for each of these; more is refused (429)."""
+    max_wait: Seconds = 15.0
+    """For one place; then 503. Shorter than the time that prefilled KV may be used."""
+    tenant_header: str | None = "X-Tenant-Id"
+    """Names the tenant. Without it, or without a value, the ``Authorization`` header does."""
+    drain_memory: Seconds = 30.0
+    """Over how long the drain rate is measured, from which ``Retry-After`` follows."""
+    retry_after_unmeasured: Count = 2
+    retry_after_longest: Count = 60
+
+
 class Settings(Section):
     server: Server = Server()
     members: Members = Members()
@@ -147,6 +173,7 @@ class Settings(Section):
     lease: Lease = Lease()
     policy: PolicySettings = PolicySettings()
     limits: Limits = Limits()
+    admission: Admission = Admission()
 
     def digest(self) -> str:
         """Short hash of the effective values, secrets left out."""

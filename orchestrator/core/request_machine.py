@@ -58,11 +58,12 @@ class State(Enum):
     RENDERING = "rendering"
     """Hop 1 is in flight; no engine knows of the run."""
     PREFILLING = "prefilling"
-    """Hop 2 is in flight."""
+    """Hop 2 waits for a place on a prefill member, or is in flight."""
     KV_HELD = "kv_held"
-    """Prefill has answered and holds KV under its lease; a decode member is being chosen."""
+    """Prefill has answered and holds KV under its lease; the run waits for a place on a decode member."""
     QUEUED = "queued"
-    """No KV is held anywhere (colocated, skipped or recomputed prefill); a decode member is being chosen."""
+    """No KV is held anywhere (colocated, skipped or recomputed prefill); the run waits for a place on a
+    decode member."""
     DECODING = "decoding"
     """Hop 3 is dispatched, no token has come."""
     BUFFERING = "buffering"
@@ -97,7 +98,7 @@ class Event(Enum):
     """Prefill gave nothing usable, and policy lets decode compute the prompt."""
     PREFILL_FAILED = "prefill_failed"
     DECODE_ADMITTED = "decode_admitted"
-    """A decode member is chosen."""
+    """There is a place on a decode member, and the member is chosen."""
     FIRST_TOKEN = "first_token"
     """Decode's first chunk with a choice in it: the KV has been pulled."""
     VISIBLE = "visible"
@@ -287,6 +288,7 @@ FREE_HELD_KV: Final[Mapping[State, Row]] = {
         E.CLIENT_GONE: Step(S.FREEING, (F.START_FREEING, F.ARM_CLEANUP)),
         E.SIBLING_FAILED: Step(S.FREEING, (F.START_FREEING, F.ARM_CLEANUP)),
         E.DEADLINE: Step(S.FREEING, (F.FAIL, F.START_FREEING, F.ARM_CLEANUP)),
+        E.DECODE_FAILED: Step(S.FREEING, (F.FAIL, F.START_FREEING, F.ARM_CLEANUP)),
     },
 }
 """Cells that replace those of ``TRANSITIONS`` when held KV is to be freed by a one-token decode."""
@@ -314,7 +316,7 @@ IMPOSSIBLE: Final[Mapping[State, frozenset[Event]]] = {
     # No engine has been asked for anything.
     S.RENDERING: _PREFILL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
     S.PREFILLING: _RENDER | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
-    # ``DECODE_FAILED`` is possible here: no decode member can be chosen.
+    # ``DECODE_FAILED`` is possible here: there is no decode member, or no place on one in time.
     S.KV_HELD: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
     S.QUEUED: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
     # The finish reason always comes after ``FIRST_TOKEN``: the chunk that carries it is fed as that event

@@ -43,6 +43,11 @@ class Pool:
         """Some member has answered its last probe."""
         return any(member.probed for member in self.members)
 
+    @property
+    def well(self) -> int:
+        """How many members have not failed their last probe."""
+        return sum(member.probed is not False for member in self.members)
+
     def choose(self, tried: Collection[str] = ()) -> Member | None:
         """A member for a leg, preferably none of the ``tried``; None when the role has no members."""
         if not self._members:

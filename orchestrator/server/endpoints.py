@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -37,7 +37,8 @@ class CompletionEndpoint:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             body = await _read_body(receive, headers, services)
-            request = read_request(self._endpoint, headers, body)
+            tenant_header = services.settings.admission.tenant_header
+            request = read_request(self._endpoint, headers, body, tenant_header)
         except ClientLeft:
             return
         except ApiError as error:
@@ -119,11 +120,14 @@ def _start(status: int, headers: list[tuple[bytes, bytes]], response_id: str | N
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def _send_whole(send: Send, status: int, body: bytes, response_id: str | None) -> None:
-    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+async def _send_whole(
+    send: Send, status: int, body: bytes, response_id: str | None, more: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *more]
     await send(_start(status, headers, response_id))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def send_error(send: Send, error: ApiError, response_id: str | None) -> None:
-    await _send_whole(send, error.status, error.encode(), response_id)
+    more = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+    await _send_whole(send, error.status, error.encode(), response_id, more)

@@ -27,6 +27,8 @@ from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
 from orchestrator.hops.errors import HopError, NoMembers
 from orchestrator.hops.render import FINGERPRINT_HEADER, Endpoint, Rendered
+from orchestrator.pool.member import Member
+from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
@@ -62,7 +64,9 @@ class Exchange:
         self.streaming = False
         self.outbox = Outbox(services.settings.limits.pending_frames)
         self.runs = [Run(self, 0, 0)]
+        self.who = request.who
         self._request = request
+        self._place = services.admission.place("requests", request.who)
         self._prompts: list[legs.RenderedPrompt] = []
         self._render_attempts = 0
         self._render_tried: set[str] = set()
@@ -122,22 +126,32 @@ class Exchange:
         )
 
     async def _render(self, run: Run) -> None:
-        services = self.services
+        services, admission = self.services, self.services.admission
         self._render_attempts += 1
-        member = services.render_pool.choose(self._render_tried)
-        if member is None:
-            run.post(Event.RENDER_FAILED, NoMembers("render", "there is no render tier"))
-            return
+        member: Member | None = None
         try:
-            with member.busy():
-                rendered = await services.render_client.render(
-                    member.url,
-                    self.endpoint,
-                    self._request.body,
-                    self.render_headers,
-                    self.budget(services.settings.timeouts.render),
-                )
+            if self._render_attempts == 1:
+                admission.require_room()
+                await self._place.wait()
+            async with admission.place("render", self.who):
+                member = services.render_pool.choose(self._render_tried)
+                if member is None:
+                    raise NoMembers("render", "there is no render tier")
+                with member.busy():
+                    rendered = await services.render_client.render(
+                        member.url,
+                        self.endpoint,
+                        self._request.body,
+                        self.render_headers,
+                        self.budget(services.settings.timeouts.render),
+                    )
+        except Busy as error:
+            run.post(Event.RENDER_FAILED, error)
+            return
         except HopError as error:
+            if member is None:
+                run.post(Event.RENDER_FAILED, error)
+                return
             self._render_tried.add(member.url)
             services.note_failure(services.render_pool, member, error)
             if error.retry_safe and self._render_attempts < services.settings.policy.render_attempts:
@@ -150,6 +164,7 @@ class Exchange:
         self.timing.mark("rendered", perf_counter())
         try:
             self._plan(rendered)
+            admission.require_room()
         except ApiError as error:
             run.post(Event.RENDER_FAILED, error)
             return
@@ -242,6 +257,8 @@ class Exchange:
         if self._outcome is not None:
             return
         self._outcome = error.type
+        if error.retry_after is None and error.status in (429, 503):
+            error.retry_after = self.services.admission.retry_after("requests")
         self.timing.mark("finished", perf_counter())
         self.outbox.fail(error, error_frames(error))
         self._post_all(Event.SIBLING_FAILED)
@@ -254,6 +271,7 @@ class Exchange:
             if task is not None and not task.done():
                 task.cancel()
         self._deadline_timer.cancel()
+        self._place.leave()
         self.services.integrity.in_flight -= 1
         self.services.exchanges.discard(self)
         self._report()

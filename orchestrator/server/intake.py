@@ -15,6 +15,7 @@ import msgspec
 
 from orchestrator.core.deadline import requested_timeout
 from orchestrator.hops.render import Endpoint
+from orchestrator.server.admission import Who
 from render_tier.protocol.errors import BadRequest
 
 FORWARDED_HEADERS: Final = (
@@ -23,6 +24,8 @@ FORWARDED_HEADERS: Final = (
 """Go to every hop: they steer or trace, and identify nobody."""
 
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -36,12 +39,15 @@ class ClientRequest:
     timeout: float | None
     """Seconds, as the client asked."""
     wants_timing: bool
+    who: Who
     client_id: str | None
     """The client's own ``X-Request-Id``: for tracing only, never an id inside."""
     forwarded: Mapping[str, str]
 
 
-def read_request(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) -> ClientRequest:
+def read_request(
+    endpoint: Endpoint, headers: Mapping[str, str], body: bytes, tenant_header: str | None = None
+) -> ClientRequest:
     """Raises ``BadRequest``. ``headers`` has lower-case names."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
@@ -60,6 +66,7 @@ def read_request(endpoint: Endpoint, headers: Mapping[str, str], body: bytes) ->
         return_token_ids=_value(fields, "return_token_ids") is True,
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
+        who=Who(_tenant(headers, tenant_header), _priority(headers, _value(fields, "priority"))),
         client_id=client_id(headers),
         forwarded={name: headers[name] for name in FORWARDED_HEADERS if name in headers},
     )
@@ -69,6 +76,20 @@ def client_id(headers: Mapping[str, str]) -> str | None:
     """The client's request id, when it can be echoed safely."""
     wish = headers.get("x-request-id")
     return wish if wish is not None and _CLIENT_ID.fullmatch(wish) else None
+
+
+def _tenant(headers: Mapping[str, str], tenant_header: str | None) -> str:
+    name = headers.get(tenant_header.lower(), "") if tenant_header is not None else ""
+    return name or headers.get("authorization", "")
+
+
+def _priority(headers: Mapping[str, str], in_body: Any) -> int:
+    """As engines read it: the header wins, the lower number goes first. What is not a whole number is for
+    render or the engine to refuse."""
+    header = headers.get("x-vllm-priority", "")
+    if _WHOLE_NUMBER.fullmatch(header):
+        return int(header)
+    return in_body if isinstance(in_body, int) and not isinstance(in_body, bool) else 0
 
 
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:

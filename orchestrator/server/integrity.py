@@ -17,6 +17,8 @@ class Integrity:
     """Runs that are not in a terminal state, including those whose client is gone."""
     leases: int = 0
     """KV held on prefill engines for runs of ours."""
+    places: int = 0
+    """Taken at gates, or waited for."""
     exchanges: int = 0
     """Open HTTP exchanges with hops."""
     tasks: int = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from orchestrator.core.admission import Gate
 from orchestrator.core.timing import Timing
 from orchestrator.pool.pool import Pool
 from orchestrator.server.integrity import Integrity
@@ -24,6 +25,7 @@ class _StateCollector(Collector):
     def __init__(self, integrity: Integrity, pools: Iterable[Pool]) -> None:
         self._integrity = integrity
         self._pools = list(pools)
+        self.gates: Collection[Gate] = ()
 
     def collect(self) -> Iterator[Metric]:
         for counter in fields(self._integrity):
@@ -40,12 +42,20 @@ class _StateCollector(Collector):
                 active.add_metric([pool.role, member.url], member.active)
         yield healthy
         yield active
+        waiting = GaugeMetricFamily("pd_gate_waiting", "Waits for a place.", labels=["gate"])
+        taken = GaugeMetricFamily("pd_gate_active", "Places taken.", labels=["gate"])
+        for gate in self.gates:
+            waiting.add_metric([gate.name], gate.waiting)
+            taken.add_metric([gate.name], gate.active)
+        yield waiting
+        yield taken
 
 
 class Metrics:
     def __init__(self, integrity: Integrity, pools: Iterable[Pool]) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(_StateCollector(integrity, pools))
+        self._state = _StateCollector(integrity, pools)
+        registry.register(self._state)
         self.requests = Counter(
             "pd_requests", "Client requests by outcome.", ["endpoint", "outcome"], registry=registry
         )
@@ -78,8 +88,33 @@ class Metrics:
         self.stranded = Counter(
             "pd_stranded_kv", "Held KV left to the engine's lease.", ["reason"], registry=registry
         )
+        self.stranded_tokens = Counter(
+            "pd_stranded_kv_tokens", "Prompt tokens of stranded KV.", ["reason"], registry=registry
+        )
+        self.stranded_bytes = Counter(
+            "pd_stranded_kv_bytes",
+            "The same in bytes; counted when lease.kv_bytes_per_token is set.",
+            ["reason"],
+            registry=registry,
+        )
+        self.freed = Counter(
+            "pd_freed_kv", "Held KV of given-up runs that a one-token decode pulled.", registry=registry
+        )
+        self.queue_seconds = Histogram(
+            "pd_queue_seconds",
+            "Time until a place at a gate.",
+            ["gate"],
+            buckets=SPAN_BUCKETS,
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "pd_refusals", "Not admitted, by gate and cause.", ["gate", "cause"], registry=registry
+        )
         self.aborts = Counter("pd_aborts", "Aborts sent to engines.", ["hop"], registry=registry)
         self.tokens = Counter("pd_tokens", "Tokens of answers.", ["kind"], registry=registry)
+
+    def watch_gates(self, gates: Collection[Gate]) -> None:
+        self._state.gates = gates
 
     def observe(self, timing: Timing) -> None:
         for name, seconds in timing.seconds().items():

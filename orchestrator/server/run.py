@@ -31,6 +31,7 @@ from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, Timed
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
+from orchestrator.server.admission import GateName, Place
 from orchestrator.server.output import OutputPump
 from render_tier.protocol.errors import ApiError
 
@@ -66,6 +67,7 @@ class Run:
         self._member: Member | None = None
         self._tried: set[str] = set()
         self._hop: asyncio.Task[None] | None = None
+        self._place: Place | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._lease_timer: asyncio.TimerHandle | None = None
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -119,12 +121,16 @@ class Run:
         if self.machine.prefill_attempts > 1 or self.machine.decode_attempts:
             self._services.metrics.retries.labels("prefill").inc()
             self.exchange.timing.restart_legs()
-        member = self._services.prefill_pool.choose(self._tried)
-        if member is None:
+        if not self._services.prefill_pool:
             self.post(Event.PREFILL_FAILED, NoMembers("prefill", "there is no prefill engine"))
             return
+        self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
+
+    def _prefill_admitted(self) -> None:
+        member = self._services.prefill_pool.choose(self._tried)
+        assert member is not None
         leg_id = self._new_leg(member, "p")
-        self._hop = self._spawn(self._prefill(member, leg_id), f"prefill {leg_id}")
+        self._hop = self._spawn(self._prefill(member, leg_id, self._place), f"prefill {leg_id}")
 
     def _hold_kv(self) -> None:
         assert self._kv_params is not None
@@ -141,14 +147,17 @@ class Run:
 
     def _kv_stranded(self) -> None:
         if self._settle_lease():
-            self._services.metrics.stranded.labels(self._reason).inc()
+            self._services.note_stranded(self._reason, len(self._prompt.token_ids))
 
     def _choose_decode(self) -> None:
-        member = self._services.decode_pool.choose(self._tried)
-        if member is None:
+        self._cancel_hop()
+        if not self._services.decode_pool:
             self.post(Event.DECODE_FAILED, NoMembers("decode", "there is no decode engine"))
             return
-        self._member = member
+        self._wait_for_place("decode", self._decode_admitted, Event.DECODE_FAILED)
+
+    def _decode_admitted(self) -> None:
+        self._member = self._services.decode_pool.choose(self._tried)
         self.post(Event.DECODE_ADMITTED)
 
     def _start_decode(self) -> None:
@@ -158,15 +167,16 @@ class Run:
             self._services.metrics.retries.labels("decode").inc()
         if self._services.settings.lease.renewed_by_decode:
             self._stop_lease_timer()
-        self._cancel_hop()
         leg_id = self._new_leg(member, "d")
         # Taken out, so that nothing can send them a second time.
         kv_params, self._kv_params = self._kv_params, None
         whole = prompt.wants_prompt_logprobs and not self.machine.uses_prefill
         request = legs.decode_leg(prompt, leg_id, self.choice, kv_params, self._placement, whole=whole)
-        self._hop = self._spawn(self._decode(member, request), f"decode {leg_id}")
+        self._hop = self._spawn(self._decode(member, request, self._place), f"decode {leg_id}")
 
     def _start_freeing(self) -> None:
+        """Goes ahead of whoever waits for a place: it is short, and what it frees is needed."""
+        self._cancel_hop()
         self._stop_lease_timer()
         kv_params, self._kv_params = self._kv_params, None
         member = self._services.decode_pool.choose(self._tried)
@@ -225,7 +235,7 @@ class Run:
 
     # ---- hops ----------------------------------------------------------------------------------------------
 
-    async def _prefill(self, member: Member, leg_id: str) -> None:
+    async def _prefill(self, member: Member, leg_id: str, place: Place | None) -> None:
         exchange, timing = self.exchange, self.exchange.timing
         timing.mark("prefill_started", perf_counter())
         request = legs.prefill_leg(self._prompt, leg_id, self._placement)
@@ -246,6 +256,8 @@ class Run:
             )
             self.post(event, error)
             return
+        finally:
+            _leave(place)
         self._services.prefill_pool.succeeded(member)
         problem = unusable(answer.finish_reason, answer.kv_params, len(self._prompt.token_ids))
         if problem is not None:
@@ -261,7 +273,7 @@ class Run:
         self._kv_params = answer.kv_params
         self.post(Event.PREFILLED)
 
-    async def _decode(self, member: Member, request: dict[str, Any]) -> None:
+    async def _decode(self, member: Member, request: dict[str, Any], place: Place | None) -> None:
         timing = self.exchange.timing
         timing.mark("decode_started", perf_counter())
         answers = self._services.decode_client.decode(member.url, request, self.exchange.engine_headers)
@@ -279,6 +291,8 @@ class Run:
                 self.post(self.machine.after_decode_failure(retry_safe=error.retry_safe), error)
                 return
             # The answer is complete; only the end of the stream got lost.
+        finally:
+            _leave(place)
         self._services.decode_pool.succeeded(member)
         self.post(Event.DECODE_ENDED)
 
@@ -347,6 +361,7 @@ class Run:
             self._note_failure(self._services.decode_pool, member, error)
             self.post(Event.DECODE_FAILED, error)
         else:
+            self._services.metrics.freed.inc()
             self.post(Event.FIRST_TOKEN)
 
     async def _pump_output(self, pump: OutputPump) -> None:
@@ -385,9 +400,15 @@ class Run:
         return self._services.supervisor.spawn(work, name, self.crashed)
 
     def _abort(self, hop: Any) -> None:
+        """Of a leg that is on its way; one that still waits for its place is only taken out."""
+        on_its_way = self._hop is not None
         self._cancel_hop()
-        if self._member is not None:
+        if on_its_way and self._member is not None:
             self._services.abort_soon(hop, self._member.url, self._leg_id)
+
+    def _wait_for_place(self, gate: GateName, on_in: Callable[[], None], refused: Event) -> None:
+        self._place = self._services.admission.place(gate, self.exchange.who)
+        self._place.enter(on_in, partial(self.post, refused))
 
     def _note_failure(self, pool: Pool, member: Member, error: HopError) -> None:
         """And prefer other members from now on."""
@@ -415,6 +436,9 @@ class Run:
         return held
 
     def _cancel_hop(self) -> None:
+        """And leave its place, or the queue for one."""
+        _leave(self._place)
+        self._place = None
         if self._hop is not None and not self._hop.done():
             self._hop.cancel()
         self._hop = None
@@ -435,6 +459,11 @@ class Run:
             self._cleanup_timer.cancel()
         self._services.integrity.runs -= 1
         self.exchange.run_over()
+
+
+def _leave(place: Place | None) -> None:
+    if place is not None:
+        place.leave()
 
 
 _EFFECTS: Final[dict[Effect, Callable[[Run], None]]] = {

@@ -21,6 +21,7 @@ from orchestrator.hops.transport import Transport
 from orchestrator.pool.health import HealthMonitor
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
+from orchestrator.server.admission import Admission
 from orchestrator.server.integrity import Integrity
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.supervisor import Supervisor
@@ -58,6 +59,15 @@ class Services:
         self.decode_pool = self._pool("decode", members.decode, settings.selection.decode)
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools)
+        waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
+        self.admission = Admission(
+            settings.admission,
+            {"render": self.render_pool, "prefill": self.prefill_pool, "decode": self.decode_pool},
+            self.integrity,
+            on_let_in=lambda gate, seconds: waited.labels(gate).observe(seconds),
+            on_refused=lambda gate, cause: refusals.labels(gate, cause).inc(),
+        )
+        self.metrics.watch_gates(self.admission.gates.values())
         policy = settings.policy
         self.policy = Policy(
             held_kv=policy.held_kv,
@@ -69,8 +79,10 @@ class Services:
         self.table = build_table(self.policy)
         interval = settings.health.interval
         self._monitors = [
-            HealthMonitor([self.render_pool], self._probe_render, interval),
-            HealthMonitor([self.prefill_pool, self.decode_pool], self._probe_engine, interval),
+            HealthMonitor([self.render_pool], self._probe_render, interval, self._member_changed),
+            HealthMonitor(
+                [self.prefill_pool, self.decode_pool], self._probe_engine, interval, self._member_changed
+            ),
         ]
         self._watching: list[asyncio.Task[None]] = []
 
@@ -126,6 +138,17 @@ class Services:
         )
         if error.member_fault:
             pool.failed(member)
+
+    def _member_changed(self, _pool: Pool, _member: Member) -> None:
+        self.admission.members_changed()
+
+    def note_stranded(self, reason: str, tokens: int) -> None:
+        """KV of a prompt of ``tokens`` is left to its engine's lease."""
+        metrics, per_token = self.metrics, self.settings.lease.kv_bytes_per_token
+        metrics.stranded.labels(reason).inc()
+        metrics.stranded_tokens.labels(reason).inc(tokens)
+        if per_token is not None:
+            metrics.stranded_bytes.labels(reason).inc(tokens * per_token)
 
     def abort_soon(self, hop: HopName, member_url: str, leg_id: str) -> None:
         """Send an abort in the background. Its failure is logged and changes nothing: the engine also sees

@@ -29,6 +29,8 @@ class ApiError(Exception):
 
     status: int = 500
     type: str = "InternalServerError"
+    retry_after: int | None = None
+    """Seconds for a ``Retry-After`` header, where the server has measured something to say."""
 
     def __init__(
         self, message: str, *, param: str | None = None, status: int | None = None, type: str | None = None

@@ -115,6 +115,7 @@ EXPECTED_WHEN_FREEING = """
 kv_held client_gone -> freeing: start_freeing arm_cleanup
 kv_held sibling_failed -> freeing: start_freeing arm_cleanup
 kv_held deadline -> freeing: fail start_freeing arm_cleanup
+kv_held decode_failed -> freeing: fail start_freeing arm_cleanup
 """
 EXPECTED_WHEN_ABORTING_EARLY = """
 decoding client_gone -> abandoned: abort_decode kv_stranded

@@ -264,11 +264,15 @@ def functiongemma(rng: Random, calls: list[Call], tools: Tools | None) -> str:
 
 
 def json_or_text(call: Call, tools: Tools | None) -> dict[str, Any]:
-    """FunctionGemma: whatever reads as JSON is JSON, also a string that looks like it."""
+    """FunctionGemma: whatever reads as JSON is JSON, also a string that looks like it; NaN is none."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
     out: dict[str, Any] = {}
     for key, value in call.arguments.items():
         try:
-            out[key] = json.loads(xml_text(value))
+            out[key] = json.loads(xml_text(value), parse_constant=refuse)
         except ValueError:
             out[key] = value
     return out

@@ -160,7 +160,7 @@ class PythonLiteral:
     def _begins(self, character: str, out: list[str]) -> bool:
         """The first character of an element, or the bracket that closes the container."""
         stack = self._stack
-        if stack and character == _CLOSERS[stack[-1]]:
+        if stack and character == _CLOSERS[stack[-1]] and (stack[-1] != "d" or self._key):
             self._close(out)
             return True
         if character in "'\"":

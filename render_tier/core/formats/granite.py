@@ -39,5 +39,6 @@ GRANITE = ToolFormat(
         "call": State(body=_BODY, done=CONTENT, failed=CONTENT),
     },
     blanks="trim",
+    none_drops=True,
     bare_json=True,
 )

@@ -51,4 +51,5 @@ OPENAI = ToolFormat(
     name="openai",
     states={**_CONTENT, **_states(Region.MARKUP, calls=True)},
     initial="head",
+    none_drops=True,
 )

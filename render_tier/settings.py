@@ -117,6 +117,21 @@ class Settings(BaseModel):
     keep_alive_timeout: int = Field(default=75, ge=1)
     """Seconds for which an idle connection is kept; longer than client pools keep theirs."""
 
+    max_sessions: int = Field(default=1024, ge=0)
+    """WebSocket sessions per process; 0 for none."""
+    max_session_streams: int = Field(default=16384, ge=1)
+    """Streams that all sessions of a process hold together."""
+    max_session_bytes: int = Field(default=256 * MIB, ge=1)
+    """What those streams may take, about."""
+    session_idle_seconds: float = Field(default=300.0, gt=0)
+    """How long a session or one of its streams may rest."""
+    session_snapshot_tokens: int = Field(default=64, ge=1)
+    """Tokens of a stream between two snapshots."""
+    session_inline_bytes: int = Field(default=16384, ge=0)
+    """Smaller session messages are worked on in the event loop."""
+    session_drain_seconds: float = Field(default=10.0, ge=0)
+    """How long streams get to move elsewhere when the server is told to stop."""
+
     max_stop_strings: int = Field(default=4, ge=1)
     """Most stop strings of a request."""
     max_choices: int = Field(default=16384, ge=1)

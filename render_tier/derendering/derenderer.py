@@ -100,7 +100,7 @@ class Derenderer:
             self.observer(source)
 
 
-def decoded(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+def decoded(decoder: msgspec.json.Decoder[Body], body: bytes | str) -> Body:
     """The message in ``body``. Raises BadRequest that says what is wrong with it."""
     try:
         return decoder.decode(body)

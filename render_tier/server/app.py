@@ -19,15 +19,18 @@ from render_tier.server.middleware import ApiKeys, RequestIdHeader, RequestMetri
 from render_tier.server.openapi import describe_endpoints
 from render_tier.server.runtime import Runtime
 from render_tier.server.service import Service
+from render_tier.server.sessions import Sessions
 from render_tier.settings import Settings
 
 
 class RenderApp:
-    """The composed application; ``runtime`` is there for the process that runs it and for tests."""
+    """The composed application; ``runtime`` and ``sessions`` are there for the process that runs it and for
+    tests."""
 
-    def __init__(self, asgi: ASGIApp, runtime: Runtime) -> None:
+    def __init__(self, asgi: ASGIApp, runtime: Runtime, sessions: Sessions) -> None:
         self.asgi = asgi
         self.runtime = runtime
+        self.sessions = sessions
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self.asgi(scope, receive, send)
@@ -47,13 +50,14 @@ def create_app(
     endpoints = build_endpoints(settings, runtime.metrics)
     api = _small_routes(settings, runtime)
     describe_endpoints(api, list(endpoints.values()))
-    app: ASGIApp = HotRoutes(api, endpoints, runtime, settings)
+    sessions = Sessions(api, runtime, settings)
+    app: ASGIApp = HotRoutes(sessions, endpoints, runtime, settings)
     if settings.api_key:
         app = ApiKeys(app, settings.api_key)
     if settings.enable_request_id_headers:
         app = RequestIdHeader(app)
     small_paths = [route.path for route in api.routes if hasattr(route, "path")]
-    return RenderApp(RequestMetrics(app, runtime, [*endpoints, *small_paths]), runtime)
+    return RenderApp(RequestMetrics(app, runtime, [*endpoints, *small_paths]), runtime, sessions)
 
 
 def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
@@ -91,10 +95,10 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
         if service is None:
             response.status_code = 503
             return {"status": "failed" if runtime.failure is not None else "loading"}
-        if runtime.saturated:
+        if runtime.saturated or runtime.draining:
             response.status_code = 503
         return {
-            "status": "saturated" if runtime.saturated else "ready",
+            "status": "stopping" if runtime.draining else "saturated" if runtime.saturated else "ready",
             "model": service.assets.served_names[0],
             "fingerprint": service.assets.fingerprint,
         }

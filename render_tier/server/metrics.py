@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from render_tier.derendering import Derenderer
+from render_tier.derendering.streams import Source
 from render_tier.server.shared_metrics import MULTIPROCESS_DIRECTORY
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -32,6 +34,15 @@ class Metrics:
     queue_depth: Gauge
     ready: Gauge
     info: Gauge
+    streams_found: Counter
+    stream_cache_entries: Gauge
+    stream_cache_bytes: Gauge
+    contexts: Gauge
+    context_bytes: Gauge
+    sessions: Gauge
+    session_streams: Gauge
+    session_bytes: Gauge
+    session_messages: Counter
 
     def exposition(self) -> bytes:
         """The text format; with several workers, the sum over all of them."""
@@ -47,6 +58,10 @@ class Metrics:
 def build_metrics() -> Metrics:
     """A fresh set in a registry of its own."""
     registry = CollectorRegistry()
+
+    def gauge(name: str, text: str) -> Gauge:
+        return Gauge(f"render_tier_{name}", text, registry=registry, multiprocess_mode="livesum")
+
     return Metrics(
         registry=registry,
         requests=Counter(
@@ -104,4 +119,40 @@ def build_metrics() -> Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         ),
+        streams_found=Counter(
+            "render_tier_derender_streams_total",
+            "Streams begun or continued, by where they were found: new, kept in the cache, restored from a"
+            " state, or read again from vLLM's.",
+            ["source"],
+            registry=registry,
+        ),
+        stream_cache_entries=gauge("stream_cache_entries", "Streams kept between two chunks."),
+        stream_cache_bytes=gauge("stream_cache_bytes", "About what those streams take."),
+        contexts=gauge("contexts", "Requests whose derender context is kept."),
+        context_bytes=gauge("context_bytes", "Size of those requests."),
+        sessions=gauge("sessions", "Open sessions."),
+        session_streams=gauge("session_streams", "Streams that sessions hold."),
+        session_bytes=gauge("session_bytes", "About what those streams take."),
+        session_messages=Counter(
+            "render_tier_session_messages_total", "Messages answered in sessions.", registry=registry
+        ),
     )
+
+
+class StreamObserver:
+    """Counts how derender finds its streams, and shows what its caches hold."""
+
+    def __init__(self, metrics: Metrics, derenderer: Derenderer) -> None:
+        self._derenderer = derenderer
+        self._metrics = metrics
+        sources: tuple[Source, ...] = get_args(Source)
+        self._counters = {source: metrics.streams_found.labels(source) for source in sources}
+
+    def __call__(self, source: Source) -> None:
+        self._counters[source].inc()
+        metrics, cache, contexts = self._metrics, self._derenderer.cache, self._derenderer.contexts.cache
+        metrics.stream_cache_entries.set(len(cache))
+        metrics.stream_cache_bytes.set(cache.bytes)
+        if source != "cache":
+            metrics.contexts.set(len(contexts))
+            metrics.context_bytes.set(contexts.bytes)

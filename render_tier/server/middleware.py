@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from render_tier.server.replies import UNAUTHORIZED
+from render_tier.server.replies import UNAUTHORIZED, refuse_handshake
 from render_tier.server.runtime import Runtime
 
 OTHER_ROUTE = "other"
@@ -81,9 +81,10 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        websocket = scope["type"] == "websocket"
         if (
-            scope["type"] != "http"
-            or scope["method"] == "OPTIONS"
+            scope["type"] not in ("http", "websocket")
+            or (not websocket and scope["method"] == "OPTIONS")
             or not scope["path"].startswith(self.PREFIXES)
         ):
             await self._inner(scope, receive, send)
@@ -91,7 +92,10 @@ class ApiKeys:
         if self._known(next((value for name, value in scope["headers"] if name == b"authorization"), b"")):
             await self._inner(scope, receive, send)
             return
-        await UNAUTHORIZED.send(send)
+        if websocket:
+            await refuse_handshake(UNAUTHORIZED, receive, send)
+        else:
+            await UNAUTHORIZED.send(send)
 
     def _known(self, authorization: bytes) -> bool:
         scheme, _, token = authorization.partition(b" ")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
+import sys
 from typing import Any
 
 import structlog
 import uvicorn
+from gunicorn.arbiter import Arbiter
 from uvicorn_worker import UvicornWorker
 
 from render_tier.server.app import RenderApp, create_app
@@ -34,7 +37,9 @@ def _server_options(settings: Settings) -> dict[str, Any]:
     return {
         "loop": "uvloop",
         "http": "httptools",
-        "ws": "none",
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.max_body_bytes,
+        "ws_per_message_deflate": False,
         "lifespan": "on",
         "access_log": False,
         "server_header": False,
@@ -56,7 +61,7 @@ def _serve_one(settings: Settings) -> int:
         log_config=None,
         **_server_options(settings),
     )
-    server = uvicorn.Server(config)
+    server = DrainingServer(config, app)
 
     def stop_early(_signal: int, _frame: object) -> None:
         # uvicorn takes the signals over while it runs and, when it has shut down, raises those it got once
@@ -65,17 +70,39 @@ def _serve_one(settings: Settings) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop_early)
-    socket = config.bind_socket()
-    address = settings.uds or f"http://{settings.host}:{socket.getsockname()[1]}"
+    listener = config.bind_socket()
+    address = settings.uds or f"http://{settings.host}:{listener.getsockname()[1]}"
     log.info("listening", address=address, pid=os.getpid())
-    server.run(sockets=[socket])
+    server.run(sockets=[listener])
     return EXIT_LOAD_FAILED if app.runtime.failure is not None else 0
+
+
+class DrainingServer(uvicorn.Server):
+    """Lets sessions move elsewhere before it closes their connections."""
+
+    def __init__(self, config: uvicorn.Config, app: RenderApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        await self._app.runtime.drain()
+        await super().shutdown(sockets)
 
 
 class RenderWorker(UvicornWorker):  # type: ignore[misc]
     """gunicorn's worker process; its options are set once in the master, before the workers exist."""
 
     CONFIG_KWARGS: dict[str, Any] = {}  # noqa: RUF012  (the base class's own protocol)
+
+    async def _serve(self) -> None:
+        self.config.app = self.wsgi
+        server = DrainingServer(self.config, self.wsgi)
+        self._install_sigquit_handler()
+        await server.serve(sockets=self.sockets)
+        if not server.started:
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
 
 
 def _forget_worker(_arbiter: object, worker: UvicornWorker) -> None:

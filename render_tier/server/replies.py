@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from render_tier.protocol.errors import ApiError
 from render_tier.server.pools import Overloaded
@@ -29,6 +29,14 @@ def error_reply(error: ApiError, *extra: tuple[bytes, bytes]) -> Reply:
     if isinstance(error, Overloaded):
         extra = (*extra, (b"retry-after", str(error.retry_after).encode()))
     return Reply(error.status, error.encode(), extra)
+
+
+async def refuse_handshake(reply: Reply, receive: Receive, send: Send) -> None:
+    """Answer a WebSocket handshake with an HTTP error."""
+    await receive()
+    headers: RawHeaders = [JSON, (b"content-length", str(len(reply.body)).encode()), *reply.headers]
+    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 METHOD_NOT_ALLOWED = Reply(405, b'{"detail":"Method Not Allowed"}', ((b"allow", b"POST"),))

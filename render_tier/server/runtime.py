@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -11,7 +11,7 @@ from render_tier import __version__
 from render_tier.model import ModelLoadError
 from render_tier.protocol.errors import ApiError
 from render_tier.server.endpoints import PoolName
-from render_tier.server.metrics import Metrics
+from render_tier.server.metrics import Metrics, StreamObserver
 from render_tier.server.pools import WorkPool
 from render_tier.server.service import Service
 from render_tier.settings import Settings
@@ -36,6 +36,8 @@ class Runtime:
         self.failure: Exception | None = None
         self.pools: dict[PoolName, WorkPool] = {}
         self.in_flight = 0
+        self.draining = False
+        self.on_drain: list[Callable[[], Awaitable[None]]] = []
         self._preloaded = preloaded
         self._on_failure = on_failure
         self._loading: asyncio.Task[None] | None = None
@@ -53,6 +55,13 @@ class Runtime:
             for name in names
         }
         self._loading = asyncio.create_task(self._load())
+
+    async def drain(self) -> None:
+        """Say that this process is about to stop, and let what is held here move elsewhere."""
+        self.draining = True
+        self.metrics.ready.set(0)
+        for work in self.on_drain:
+            await work()
 
     async def stop(self) -> None:
         if self._loading is not None:
@@ -83,6 +92,7 @@ class Runtime:
             expected = isinstance(error, ModelLoadError | ApiError)
             log.error("load_failed", model=self.settings.model, reason=str(error), exc_info=not expected)
             return
+        service.derenderer.observer = StreamObserver(self.metrics, service.derenderer)
         self.service = service
         self.metrics.ready.set(1)
         self.metrics.info.labels(__version__, service.assets.fingerprint).set(1)

@@ -1,0 +1,168 @@
+"""WebSocket sessions of derender: connections in, `derendering.session` between, answers out.
+
+One message of a connection is worked on at a time, and the next is read only when its answer has been
+written. So a client that does not read its answers is not read either, and what waits for either side is
+bounded by one message and the transport's buffers. Long messages are worked on in the derender pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from render_tier.derendering.session import Budget, Session
+from render_tier.protocol.errors import ApiError, Unavailable
+from render_tier.protocol.session import MOVING, SESSION_PATH
+from render_tier.server.pools import Overloaded
+from render_tier.server.replies import Reply, error_reply, refuse_handshake
+from render_tier.server.runtime import Runtime
+from render_tier.settings import Settings
+
+log = structlog.get_logger()
+
+GOING_AWAY: Final = 1001
+UNREADABLE: Final = 1007
+TRY_LATER: Final = 1013
+INTERNAL: Final = 1011
+
+
+class Sessions:
+    """ASGI: takes the WebSockets of its path; everything else goes to ``inner``."""
+
+    def __init__(self, inner: ASGIApp, runtime: Runtime, settings: Settings) -> None:
+        self._inner = inner
+        self._runtime = runtime
+        self._settings = settings
+        self._budget = Budget(settings.max_session_streams, settings.max_session_bytes)
+        self._open: dict[Session, Callable[[], Awaitable[None]]] = {}
+        metrics = runtime.metrics
+        self._messages = metrics.session_messages
+        self._gauges = (metrics.sessions, metrics.session_streams, metrics.session_bytes)
+        self._changed = asyncio.Event()
+        runtime.on_drain.append(self.drain)
+
+    @property
+    def budget(self) -> Budget:
+        return self._budget
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self._inner(scope, receive, send)
+            return
+        refusal = self._refusal(scope["path"])
+        if refusal is not None:
+            await refuse_handshake(refusal, receive, send)
+            return
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        await self._serve(receive, send)
+
+    async def drain(self) -> None:
+        """Tell every client that it must move, and wait until all have, or until the time for it is over."""
+        for session, tell in list(self._open.items()):
+            session.moving = True
+            try:
+                async with asyncio.timeout(1.0):
+                    await tell()
+            except OSError:  # a time-out is one
+                continue  # gone, or not reading; it sees the connection close
+        try:
+            async with asyncio.timeout(self._settings.session_drain_seconds):
+                while any(len(session) for session in self._open):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("streams_left_behind", streams=self._budget.streams)
+
+    def _refusal(self, path: str) -> Reply | None:
+        if path != SESSION_PATH or not self._settings.max_sessions:
+            return Reply(404, b'{"detail":"Not Found"}')
+        if self._runtime.service is None or self._runtime.draining:
+            return error_reply(Unavailable("the model is loading, or the server is about to stop"))
+        if len(self._open) >= self._settings.max_sessions:
+            self._runtime.metrics.refused.labels("sessions").inc()
+            return error_reply(
+                Overloaded(f"{self._settings.max_sessions} sessions are open, the most", retry_after=1)
+            )
+        return None
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
+        service = self._runtime.service
+        assert service is not None
+        session = Session(
+            service.derenderer,
+            self._budget,
+            snapshot_tokens=self._settings.session_snapshot_tokens,
+            idle_seconds=self._settings.session_idle_seconds,
+            clock=asyncio.get_running_loop().time,
+        )
+
+        async def tell() -> None:
+            await send({"type": "websocket.send", "text": MOVING.decode()})
+
+        self._open[session] = tell
+        self._show()
+        code = INTERNAL
+        try:
+            code = await self._converse(session, receive, send)
+        except TimeoutError:
+            code = GOING_AWAY
+        except OSError:
+            code = 0  # the client is gone
+        except Exception:
+            log.exception("session_failed")
+        finally:
+            del self._open[session]
+            session.close()
+            self._show()
+        if code:
+            await _close(send, code)
+
+    async def _converse(self, session: Session, receive: Receive, send: Send) -> int:
+        """Returns the code to close with; 0 when there is nobody to tell."""
+        idle = self._settings.session_idle_seconds
+        while True:
+            async with asyncio.timeout(idle):
+                message = await receive()
+            if message["type"] != "websocket.receive":
+                return 0
+            text = message.get("text")
+            data: str | bytes = message["bytes"] if text is None else text
+            try:
+                answer = await self._answer(session, data)
+            except Overloaded:
+                return TRY_LATER
+            except ApiError:
+                return UNREADABLE
+            self._messages.inc()
+            self._show()
+            if answer:
+                async with asyncio.timeout(idle):
+                    # In kind: who sends bytes is spared the coding of text.
+                    reply = {"bytes": answer} if text is None else {"text": answer.decode()}
+                    await send({"type": "websocket.send", **reply})
+
+    async def _answer(self, session: Session, data: str | bytes) -> bytes:
+        if len(data) <= self._settings.session_inline_bytes:
+            return session.receive(data)
+        return await self._runtime.pools["derender"].run(lambda: session.receive(data))
+
+    def _show(self) -> None:
+        self._changed.set()
+        values = (len(self._open), self._budget.streams, self._budget.bytes)
+        for gauge, value in zip(self._gauges, values, strict=True):
+            gauge.set(value)
+
+
+async def _close(send: Send, code: int) -> None:
+    try:
+        await send({"type": "websocket.close", "code": code})
+    except (OSError, RuntimeError):
+        return  # closed by the other side in the meantime

@@ -17,7 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints,
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#]+(/[^?#]*)?$")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Selection = Literal["round_robin", "least_active", "power_of_two"]
+Selection = Literal["round_robin", "least_active", "power_of_two", "session_affinity"]
+EngineSelection = Literal[
+    "round_robin", "least_active", "power_of_two", "session_affinity", "prefix_affinity"
+]
 Capability = Literal["structured_outputs", "thinking_token_budget", "bad_words"]
 
 
@@ -53,8 +56,16 @@ class Members(Section):
 
 class Selections(Section):
     render: Selection = "round_robin"
-    prefill: Selection = "least_active"
-    decode: Selection = "power_of_two"
+    prefill: EngineSelection = "prefix_affinity"
+    decode: EngineSelection = "power_of_two"
+    load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.25
+    """A member with more than this times its share of the work is left out by the affinity policies."""
+    prefix_block_tokens: Count = 64
+    """Prompts are compared in blocks of so many IDs; a multiple of the engines' own block size."""
+    prefix_blocks: Count = 512
+    """Of one prompt that are looked at."""
+    prefix_index_blocks: Count = 200_000
+    """That are remembered for each role."""
 
 
 class Health(Section):
@@ -66,6 +77,18 @@ class Health(Section):
     breaker_threshold: Count = 3
     """Failures in a row that open a member's breaker."""
     breaker_cooldown: Seconds = 5.0
+
+
+class Sessions(Section):
+    """Derender over WebSockets, where the render tier offers it; single calls elsewhere."""
+
+    enabled: bool = True
+    streams_per_connection: Count = 64
+    """More streams open another connection to the same member, which may be another of its processes."""
+    heartbeat: Seconds = 10.0
+    """Between two pings of a connection."""
+    recheck: Seconds = 10.0
+    """After which a member that offered no sessions is asked again."""
 
 
 class Timeouts(Section):
@@ -118,6 +141,9 @@ class PolicySettings(Section):
     """A request for one token is decoded without a prefill leg."""
     skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = 0
     """As above for prompts shorter than this."""
+    skip_prefill_below_uncached_tokens: Annotated[int, Field(ge=0)] = 0
+    """As above when fewer than so many of the prompt's tokens are not cached on the decode member that would
+    take it; 0: never for this reason."""
     kv_params_placement: Literal["top", "extra_args", "both"] = "top"
     """Where the engines read ``kv_transfer_params``."""
     engine_capabilities: frozenset[Capability] = frozenset()
@@ -169,6 +195,7 @@ class Settings(Section):
     members: Members = Members()
     selection: Selections = Selections()
     health: Health = Health()
+    sessions: Sessions = Sessions()
     timeouts: Timeouts = Timeouts()
     lease: Lease = Lease()
     policy: PolicySettings = PolicySettings()

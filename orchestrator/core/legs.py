@@ -75,6 +75,12 @@ class RenderedPrompt:
         return self.sampling.get("prompt_logprobs") is not None
 
     @property
+    def cache_identity(self) -> bytes:
+        """What an engine's prefix cache depends on beside the IDs."""
+        parts = (self.fields.get(name) for name in ("model", "cache_salt", "features"))
+        return b"\0".join(b"" if part is None else bytes(part) for part in parts)
+
+    @property
     def model(self) -> str | None:
         raw = self.fields.get("model")
         return None if raw is None else msgspec.json.decode(raw, type=str | None)

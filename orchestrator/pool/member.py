@@ -23,9 +23,11 @@ class Member:
     def __repr__(self) -> str:
         return f"<Member {self.url} active={self.active} probed={self.probed} {self.breaker!r}>"
 
-    def candidate(self, now: float, tried: bool) -> Candidate:
+    def candidate(
+        self, now: float, *, tried: bool = False, cached_blocks: int = 0, rank: int = 0
+    ) -> Candidate:
         healthy = self.probed is not False and not self.breaker.is_open(now)
-        return Candidate(self.url, self.active, healthy, tried)
+        return Candidate(self.url, self.active, healthy, tried, cached_blocks, rank)
 
     @contextmanager
     def busy(self) -> Iterator[None]:

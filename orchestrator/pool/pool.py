@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from orchestrator.core.breaker import Breaker
-from orchestrator.core.selection import Draw, PolicyName, choose
+from orchestrator.core.prefix import PrefixIndex
+from orchestrator.core.selection import (
+    Affinity,
+    Candidate,
+    Decision,
+    Draw,
+    PolicyName,
+    decide,
+    rendezvous_rank,
+)
 from orchestrator.pool.member import Member
+
+NO_AFFINITY = Affinity()
 
 
 class Pool:
+    """``index``, when given, is what the members have probably cached."""
+
     def __init__(
         self,
         role: str,
@@ -20,11 +33,15 @@ class Pool:
         breaker_cooldown: float,
         clock: Callable[[], float],
         draw: Draw,
+        load_factor: float = 1.25,
+        index: PrefixIndex | None = None,
     ) -> None:
         self.role = role
-        self._policy = policy
+        self.index = index
+        self._policy: PolicyName = policy
         self._clock = clock
         self._draw = draw
+        self._load_factor = load_factor
         self._turn = 0
         self._members = {url: Member(url, Breaker(breaker_threshold, breaker_cooldown)) for url in urls}
 
@@ -48,18 +65,67 @@ class Pool:
         """How many members have not failed their last probe."""
         return sum(member.probed is not False for member in self.members)
 
-    def choose(self, tried: Collection[str] = ()) -> Member | None:
-        """A member for a leg, preferably none of the ``tried``; None when the role has no members."""
+    def choose(
+        self,
+        tried: Collection[str] = (),
+        affinity: Affinity = NO_AFFINITY,
+        *,
+        policy: PolicyName | None = None,
+        record: Callable[[str, Decision], None] | None = None,
+    ) -> Member | None:
+        """A member for a leg, preferably none of the ``tried``; None when the role has no members.
+
+        ``policy`` replaces the role's own; ``record`` is told the role and how it was decided.
+        """
         if not self._members:
             return None
-        now = self._clock()
-        candidates = [member.candidate(now, url in tried) for url, member in self._members.items()]
-        chosen = choose(self._policy, candidates, self._turn, self._draw)
+        decision = self._decide(tried, affinity, policy or self._policy)
         self._turn += 1
-        return self._members[chosen.key]
+        if record is not None:
+            record(self.role, decision)
+        return self._members[decision.winner.key]
+
+    def would_find_cached(self, affinity: Affinity) -> int:
+        """Leading blocks of the prompt on the member that prefix affinity would choose now."""
+        if not self._members or self.index is None:
+            return 0
+        return self._decide((), affinity, "prefix_affinity").winner.cached_blocks
+
+    def remember(self, member: Member, affinity: Affinity) -> None:
+        """The member has the prompt's blocks now."""
+        if self.index is not None:
+            self.index.add(member.url, affinity.blocks)
+
+    def forget(self, member: Member) -> None:
+        """The member has lost what it had cached."""
+        if self.index is not None:
+            self.index.forget(member.url)
 
     def succeeded(self, member: Member) -> None:
         member.breaker.succeeded()
 
     def failed(self, member: Member) -> None:
         member.breaker.failed(self._clock())
+
+    def _decide(self, tried: Collection[str], affinity: Affinity, policy: PolicyName) -> Decision:
+        candidates = self._candidates(tried, affinity, policy)
+        return decide(policy, candidates, self._turn, self._draw, self._load_factor)
+
+    def _candidates(self, tried: Collection[str], affinity: Affinity, policy: PolicyName) -> list[Candidate]:
+        now = self._clock()
+        what: bytes | None = None
+        cached: dict[str, int] = {}
+        if policy == "session_affinity" and affinity.session is not None:
+            what = affinity.session.encode("utf-8", "surrogatepass")
+        elif policy == "prefix_affinity" and affinity.blocks:
+            what = affinity.blocks[0]
+            cached = self.index.cached(affinity.blocks) if self.index is not None else {}
+        return [
+            member.candidate(
+                now,
+                tried=url in tried,
+                cached_blocks=cached.get(url, 0),
+                rank=0 if what is None else rendezvous_rank(what, url),
+            )
+            for url, member in self._members.items()
+        ]

@@ -61,16 +61,18 @@ class CompletionEndpoint:
 async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     outbox = exchange.outbox
     first = await outbox.next()
+    explanation = exchange.explanation()
+    explained = [] if explanation is None else [(b"x-pd-decisions", explanation)]
     if first is None:
         # An error, or nobody is there any more.
         if outbox.error is not None:
-            await send_error(send, outbox.error, response_id)
+            await send_error(send, outbox.error, response_id, explained)
         return
     if not exchange.streaming:
-        await _send_whole(send, 200, first, response_id)
+        await _send_whole(send, 200, first, response_id, explained)
         return
     await send(_start(200, [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"),
-                            (b"x-accel-buffering", b"no")], response_id))  # fmt: skip
+                            (b"x-accel-buffering", b"no"), *explained], response_id))  # fmt: skip
     frames: bytes | None = first
     while frames is not None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
@@ -128,6 +130,9 @@ async def _send_whole(
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def send_error(send: Send, error: ApiError, response_id: str | None) -> None:
-    more = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+async def send_error(
+    send: Send, error: ApiError, response_id: str | None, more: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    if error.retry_after is not None:
+        more = [*more, (b"retry-after", str(error.retry_after).encode())]
     await _send_whole(send, error.status, error.encode(), response_id, more)

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -22,6 +22,7 @@ from orchestrator.core import legs
 from orchestrator.core.assembly import choiceless_frame, error_frames, with_fields
 from orchestrator.core.deadline import deadline
 from orchestrator.core.request_machine import Event
+from orchestrator.core.selection import Affinity, Decision
 from orchestrator.core.sse import DONE_FRAME, frame
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
@@ -40,6 +41,9 @@ from render_tier.protocol.errors import ApiError, BadRequest, Unavailable
 log = structlog.get_logger(__name__)
 
 ID_PREFIX: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-"}
+NOTED_DECISIONS: Final = 32
+"""Of one request; what its header and its log line can hold."""
+
 CHUNK_OBJECT: Mapping[Endpoint, str] = {"chat": "chat.completion.chunk", "completions": "text_completion"}
 
 
@@ -65,6 +69,8 @@ class Exchange:
         self.outbox = Outbox(services.settings.limits.pending_frames)
         self.runs = [Run(self, 0, 0)]
         self.who = request.who
+        self.decisions: list[tuple[str, Decision]] = []
+        """By role, in the order they were made; derender's, one per chunk, are left out."""
         self._request = request
         self._place = services.admission.place("requests", request.who)
         self._prompts: list[legs.RenderedPrompt] = []
@@ -134,7 +140,9 @@ class Exchange:
                 admission.require_room()
                 await self._place.wait()
             async with admission.place("render", self.who):
-                member = services.render_pool.choose(self._render_tried)
+                member = services.render_pool.choose(
+                    self._render_tried, Affinity(self._request.session), record=self.note_decision
+                )
                 if member is None:
                     raise NoMembers("render", "there is no render tier")
                 with member.busy():
@@ -171,10 +179,8 @@ class Exchange:
         for each in list(self.runs):
             # The first run's failure (no members, say) ends the others before they begin.
             if not each.machine.over:
-                assert each.prompt is not None
-                each.post(
-                    Event.RENDERED if self._goes_through_prefill(each.prompt) else Event.RENDERED_DIRECT
-                )
+                through_prefill = self._goes_through_prefill(each)
+                each.post(Event.RENDERED if through_prefill else Event.RENDERED_DIRECT)
 
     def _plan(self, rendered: Rendered) -> None:
         """Check what render made of the request, before any engine sees it, and lay out the runs.
@@ -208,20 +214,40 @@ class Exchange:
         self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
         if rendered.fingerprint is not None:
             self.render_headers[FINGERPRINT_HEADER] = rendered.fingerprint
+        session = self._request.session
+        affinities = {id(prompt): self.services.affinity(session, prompt) for prompt in prompts}
         layout = [(prompt, choice) for prompt in prompts for choice in range(prompt.choices)]
         for index, (prompt, choice) in enumerate(layout):
             if index:
                 self.runs.append(Run(self, index, choice))
                 self._open_runs += 1
             self.runs[index].prompt = prompt
+            self.runs[index].affinity = affinities[id(prompt)]
 
-    def _goes_through_prefill(self, prompt: legs.RenderedPrompt) -> bool:
-        policy = self.services.settings.policy
+    def _goes_through_prefill(self, run: Run) -> bool:
+        settings, prompt = self.services.settings, run.prompt
+        assert prompt is not None
         if not self.services.disaggregated:
             return False
-        if policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
+        if settings.policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
             return False
-        return len(prompt.token_ids) >= policy.skip_prefill_below_tokens
+        if settings.policy.skip_prefill_below_uncached_tokens:
+            blocks = self.services.decode_pool.would_find_cached(run.affinity)
+            cached = blocks * settings.selection.prefix_block_tokens
+            if cached and len(prompt.token_ids) - cached < settings.policy.skip_prefill_below_uncached_tokens:
+                run.decodes_where_cached = True
+                return False
+        return len(prompt.token_ids) >= settings.policy.skip_prefill_below_tokens
+
+    def note_decision(self, role: str, decision: Decision) -> None:
+        if len(self.decisions) < NOTED_DECISIONS:
+            self.decisions.append((role, decision))
+
+    def explanation(self) -> bytes | None:
+        """The decisions so far as JSON, for a client that asked."""
+        if not self._request.wants_decisions:
+            return None
+        return msgspec.json.encode([{"role": role} | made.as_json() for role, made in self.decisions])
 
     # ---- what runs report ----------------------------------------------------------------------------------
 
@@ -371,6 +397,7 @@ class Exchange:
             stream=self.streaming,
             outcome=outcome,
             runs=len(self.runs),
+            members=[(role, made.winner.key, made.spilled) for role, made in self.decisions],
             usage=usage.as_json(),
             timing=timing.report(),
         )

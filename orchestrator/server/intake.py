@@ -39,6 +39,9 @@ class ClientRequest:
     timeout: float | None
     """Seconds, as the client asked."""
     wants_timing: bool
+    wants_decisions: bool
+    session: str | None
+    """Ties a client's requests together, for session affinity."""
     who: Who
     client_id: str | None
     """The client's own ``X-Request-Id``: for tracing only, never an id inside."""
@@ -66,6 +69,8 @@ def read_request(
         return_token_ids=_value(fields, "return_token_ids") is True,
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
+        wants_decisions=headers.get("x-pd-explain") == "1",
+        session=headers.get("x-session-id") or None,
         who=Who(_tenant(headers, tenant_header), _priority(headers, _value(fields, "priority"))),
         client_id=client_id(headers),
         forwarded={name: headers[name] for name in FORWARDED_HEADERS if name in headers},

@@ -21,6 +21,8 @@ class Integrity:
     """Taken at gates, or waited for."""
     exchanges: int = 0
     """Open HTTP exchanges with hops."""
+    session_streams: int = 0
+    """Streams open in derender sessions."""
     tasks: int = 0
     """Tasks that work on requests or clean up after them."""
 

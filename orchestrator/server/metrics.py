@@ -110,6 +110,12 @@ class Metrics:
         self.refusals = Counter(
             "pd_refusals", "Not admitted, by gate and cause.", ["gate", "cause"], registry=registry
         )
+        self.predictions = Counter(
+            "pd_cache_predictions",
+            "Prompts believed cached on a member, by whether it reported so.",
+            ["role", "result"],
+            registry=registry,
+        )
         self.aborts = Counter("pd_aborts", "Aborts sent to engines.", ["hop"], registry=registry)
         self.tokens = Counter("pd_tokens", "Tokens of answers.", ["kind"], registry=registry)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import structlog
@@ -26,6 +26,7 @@ from orchestrator.core import legs
 from orchestrator.core.coalescing import Output
 from orchestrator.core.kv_params import lease_seconds, unusable
 from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
+from orchestrator.core.selection import Affinity, Decision, PolicyName
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.errors import Failed, Garbled, HopError, NoMembers, TimedOut
 from orchestrator.hops.messages import EngineAnswer, present
@@ -49,6 +50,9 @@ class Run:
         self.index = index
         self.choice = choice
         self.prompt: legs.RenderedPrompt | None = None
+        self.affinity = Affinity()
+        self.decodes_where_cached = False
+        """The prefill leg is left out because a decode member has most of the prompt."""
         services = exchange.services
         self.machine = RequestMachine(services.policy, services.table)
         self.output = Output()
@@ -66,6 +70,7 @@ class Run:
         self._leg_id = ""
         self._member: Member | None = None
         self._tried: set[str] = set()
+        self._predicted: dict[str, int] = {}
         self._hop: asyncio.Task[None] | None = None
         self._place: Place | None = None
         self._pump_task: asyncio.Task[None] | None = None
@@ -127,7 +132,7 @@ class Run:
         self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
 
     def _prefill_admitted(self) -> None:
-        member = self._services.prefill_pool.choose(self._tried)
+        member = self._services.prefill_pool.choose(self._tried, self.affinity, record=self._record)
         assert member is not None
         leg_id = self._new_leg(member, "p")
         self._hop = self._spawn(self._prefill(member, leg_id, self._place), f"prefill {leg_id}")
@@ -157,7 +162,10 @@ class Run:
         self._wait_for_place("decode", self._decode_admitted, Event.DECODE_FAILED)
 
     def _decode_admitted(self) -> None:
-        self._member = self._services.decode_pool.choose(self._tried)
+        policy: PolicyName | None = "prefix_affinity" if self.decodes_where_cached else None
+        self._member = self._services.decode_pool.choose(
+            self._tried, self.affinity, policy=policy, record=self._record
+        )
         self.post(Event.DECODE_ADMITTED)
 
     def _start_decode(self) -> None:
@@ -266,6 +274,8 @@ class Run:
             useless = Failed("prefill", "the prefill engine kept no KV for decode", detail=problem)
             self.post(self.machine.after_unusable_prefill(), useless)
             return
+        self._compare_cached("prefill", member, answer.cached_tokens)
+        self._services.prefill_pool.remember(member, self.affinity)
         timing.mark("prefilled", perf_counter())
         timing.prefill_member = member.url
         self.cached_tokens = answer.cached_tokens
@@ -284,7 +294,7 @@ class Run:
                         if answer.choices:
                             timing.decode_member = member.url
                             await self._take(answer)
-                        self._take_notes(answer)
+                        self._take_notes(member, answer)
         except HopError as error:
             if not self._finish_seen:
                 self._note_failure(self._services.decode_pool, member, error)
@@ -294,6 +304,7 @@ class Run:
         finally:
             _leave(place)
         self._services.decode_pool.succeeded(member)
+        self._services.decode_pool.remember(member, self.affinity)
         self.post(Event.DECODE_ENDED)
 
     async def _take(self, answer: EngineAnswer) -> None:
@@ -340,12 +351,13 @@ class Run:
         )
         self._pump_task = self._spawn(self._pump_output(self.pump), f"pump {self._leg_id}")
 
-    def _take_notes(self, answer: EngineAnswer) -> None:
+    def _take_notes(self, member: Member, answer: EngineAnswer) -> None:
         """What a colocated engine reports beside tokens; in P/D mode prefill has said it."""
         if self.machine.uses_prefill:
             return
         if answer.usage is not None and answer.usage.cached_tokens is not None:
             self.cached_tokens = answer.usage.cached_tokens
+            self._compare_cached("decode", member, answer.usage.cached_tokens)
         self.prompt_logprobs = present(answer.prompt_logprobs) or self.prompt_logprobs
 
     async def _free(self, member: Member, request: dict[str, Any]) -> None:
@@ -405,6 +417,18 @@ class Run:
         self._cancel_hop()
         if on_its_way and self._member is not None:
             self._services.abort_soon(hop, self._member.url, self._leg_id)
+
+    def _record(self, role: str, decision: Decision) -> None:
+        self._predicted[role] = decision.winner.cached_blocks
+        self.exchange.note_decision(role, decision)
+
+    def _compare_cached(
+        self, role: Literal["prefill", "decode"], member: Member, reported: int | None
+    ) -> None:
+        services = self._services
+        predicted = self._predicted.get(role, 0) * services.settings.selection.prefix_block_tokens
+        pool = services.prefill_pool if role == "prefill" else services.decode_pool
+        services.compare_cached(pool, member, predicted, reported)
 
     def _wait_for_place(self, gate: GateName, on_in: Callable[[], None], refused: Event) -> None:
         self._place = self._services.admission.place(gate, self.exchange.who)

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import SecretStr
 
+from orchestrator.core.legs import RenderedPrompt
+from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
-from orchestrator.core.selection import PolicyName
+from orchestrator.core.selection import Affinity, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
 from orchestrator.hops.errors import HopError, HopName
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
+from orchestrator.hops.sessions import SessionPool
 from orchestrator.hops.transport import Transport
 from orchestrator.pool.health import HealthMonitor
 from orchestrator.pool.member import Member
@@ -48,6 +51,19 @@ class Services:
         self.engine_transport = self._transport(members.engine_api_key)
         self.render_client = RenderClient(self._render_transport)
         self.derender_client = DerenderClient(self._render_transport)
+        sessions = settings.sessions
+        self.sessions = (
+            SessionPool(
+                self._render_transport,
+                streams_per_connection=sessions.streams_per_connection,
+                connect_timeout=timeouts.connect,
+                heartbeat=sessions.heartbeat,
+                recheck=sessions.recheck,
+                clock=asyncio.get_running_loop().time,
+            )
+            if sessions.enabled
+            else None
+        )
         self.prefill_client = PrefillClient(self.engine_transport)
         self.decode_client = DecodeClient(
             self.engine_transport,
@@ -56,7 +72,10 @@ class Services:
         )
         self.render_pool = self._pool("render", members.render, settings.selection.render)
         self.prefill_pool = self._pool("prefill", members.prefill, settings.selection.prefill)
-        self.decode_pool = self._pool("decode", members.decode, settings.selection.decode)
+        skips_cached = settings.policy.skip_prefill_below_uncached_tokens > 0
+        self.decode_pool = self._pool(
+            "decode", members.decode, settings.selection.decode, indexed=skips_cached
+        )
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
@@ -121,6 +140,8 @@ class Services:
             await asyncio.wait(self._watching)
         self.end_exchanges()
         await self.supervisor.close(self.settings.server.grace)
+        if self.sessions is not None:
+            await self.sessions.close()
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
 
@@ -139,8 +160,41 @@ class Services:
         if error.member_fault:
             pool.failed(member)
 
-    def _member_changed(self, _pool: Pool, _member: Member) -> None:
+    def _member_changed(self, pool: Pool, member: Member) -> None:
         self.admission.members_changed()
+        if not member.probed:
+            # Whatever it comes back as, it comes back without a cache.
+            pool.forget(member)
+
+    def compare_cached(self, pool: Pool, member: Member, predicted: int, reported: int | None) -> None:
+        """Check the index against what the engine says; numbers of tokens. An engine that has far less than
+        predicted has lost its cache, so what is believed of it is dropped."""
+        if reported is None or not predicted:
+            return
+        drifted = reported < predicted / 2
+        self.metrics.predictions.labels(pool.role, "drifted" if drifted else "held").inc()
+        if drifted:
+            log.warning("cache prediction", member=member.url, predicted=predicted, reported=reported)
+            pool.forget(member)
+
+    @property
+    def wants_blocks(self) -> bool:
+        """Whether anything looks at the hashes of prompts."""
+        return self.prefill_pool.index is not None or self.decode_pool.index is not None
+
+    def affinity(self, session: str | None, prompt: RenderedPrompt) -> Affinity:
+        if not self.wants_blocks:
+            return Affinity(session)
+        selection = self.settings.selection
+        return Affinity(
+            session,
+            block_hashes(
+                prompt.token_ids,
+                block=selection.prefix_block_tokens,
+                max_blocks=selection.prefix_blocks,
+                seed=prompt.cache_identity,
+            ),
+        )
 
     def note_stranded(self, reason: str, tokens: int) -> None:
         """KV of a prompt of ``tokens`` is left to its engine's lease."""
@@ -177,8 +231,11 @@ class Services:
     def _count_exchange(self, change: int) -> None:
         self.integrity.exchanges += change
 
-    def _pool(self, role: str, urls: tuple[str, ...], selection: PolicyName) -> Pool:
+    def _pool(
+        self, role: str, urls: tuple[str, ...], selection: PolicyName, *, indexed: bool = False
+    ) -> Pool:
         health = self.settings.health
+        indexed = indexed or selection == "prefix_affinity"
         return Pool(
             role,
             urls,
@@ -187,6 +244,8 @@ class Services:
             breaker_cooldown=health.breaker_cooldown,
             clock=asyncio.get_running_loop().time,
             draw=random.randrange,
+            load_factor=self.settings.selection.load_factor,
+            index=PrefixIndex(self.settings.selection.prefix_index_blocks) if indexed else None,
         )
 
     async def _probe_render(self, url: str) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.core.breaker import Breaker
 from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.deadline import deadline, requested_timeout
 from orchestrator.core.kv_params import lease_seconds, unusable
-from orchestrator.core.selection import Candidate, choose, eligible
+from orchestrator.core.selection import Candidate, decide, eligible
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, total
 from render_tier.protocol.errors import BadRequest, Unavailable
@@ -114,17 +114,17 @@ def members(*active: int, **kwargs: Any) -> list[Candidate]:
 
 class TestSelection:
     def test_round_robin(self) -> None:
-        keys = [choose("round_robin", members(9, 0, 0), turn, lambda n: 0).key for turn in range(6)]
+        keys = [decide("round_robin", members(9, 0, 0), turn, lambda n: 0).winner.key for turn in range(6)]
         assert keys == ["0", "1", "2", "0", "1", "2"]
 
     def test_least_active_takes_turns_among_equals(self) -> None:
-        assert choose("least_active", members(3, 1, 2), 0, lambda n: 0).key == "1"
-        keys = {choose("least_active", members(1, 1, 1), turn, lambda n: 0).key for turn in range(3)}
+        assert decide("least_active", members(3, 1, 2), 0, lambda n: 0).winner.key == "1"
+        keys = {decide("least_active", members(1, 1, 1), turn, lambda n: 0).winner.key for turn in range(3)}
         assert keys == {"0", "1", "2"}
 
     @given(st.lists(st.integers(0, 9), min_size=2, max_size=6), st.integers(0, 2**16))
     def test_power_of_two_compares_two_different_members(self, active: list[int], seed: int) -> None:
-        chosen = choose("power_of_two", members(*active), 0, random.Random(seed).randrange)
+        chosen = decide("power_of_two", members(*active), 0, random.Random(seed).randrange).winner
         assert len(active) < 2 or chosen.active < max(active) or active.count(max(active)) > 1
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6))
@@ -136,7 +136,7 @@ class TestSelection:
         assert all((c.healthy, not c.tried) == best for c in choices if c.healthy)
 
     def test_an_unhealthy_lone_member_is_asked(self) -> None:
-        assert choose("power_of_two", members(0, healthy=False, tried=True), 3, lambda n: 0).key == "0"
+        assert decide("power_of_two", members(0, healthy=False, tried=True), 3, lambda n: 0).winner.key == "0"
 
 
 OUTPUTS = st.lists(

@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv venv-demo models models-demo test demo lint format test-vllm vllm-env \
+.PHONY: help check-python venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
 	test-manifest constraints clean
 
 help: ## this list
@@ -46,6 +46,9 @@ lint: venv ## ruff, formatting, types, import layers
 format: venv ## apply the formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+test-parity: models ## 20,000 texts through both encoders of each tokenizer (minutes; `make test` takes 2,000)
+	PARITY_TEXTS=20000 $(BIN)/pytest tests/render_tier/model/test_engines.py $(ARGS)
 
 vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3 GB, once); prints where
 	@scripts/vllm_env.sh

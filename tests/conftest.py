@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,3 +73,9 @@ def smollm2_dir() -> Path:
 def llama3_1_dir() -> Path:
     """The Llama 3.1 tokenizer, no weights: the recordings of a model without parsers were made with it."""
     return _model_directory("llama3_1")
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Callable[[str], Path]:
+    """The directory of a fetched model by its name (`scripts/fetch_models.py` lists them)."""
+    return _model_directory

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from render_tier.core.vocabulary import Vocabulary, build_vocabulary
 from render_tier.model.chat_template import DEFAULT_NAME, load_templates, operator_template, select_template
@@ -34,6 +34,10 @@ class ModelAssets:
     max_tokens_cap: int | None
     """The operator's max_new_tokens: unlike the model's own, no request may exceed it."""
     tokenizer: Tokenizer
+    tokenizer_json: dict[str, Any]
+    """tokenizer.json without vocabulary and merges; ``added_tokens`` has those of tokenizer_config.json too."""
+    added_tokens: tuple[AddedToken, ...]
+    """What `tokenizer` has beyond tokenizer.json."""
     tokenizer_config: dict[str, Any]
     special_tokens: dict[str, str | list[str]]
     vocabulary: Vocabulary
@@ -89,6 +93,8 @@ def load_assets(
         generation_config=generation,
         max_tokens_cap=_max_tokens_cap(generation_config, generation, overrides),
         tokenizer=tokenizer.encoder,
+        tokenizer_json={name: part for name, part in tokenizer.data.items() if name != "model"},
+        added_tokens=tokenizer.added,
         tokenizer_config=tokenizer_config,
         special_tokens=tokenizer.special_tokens,
         vocabulary=vocabulary,

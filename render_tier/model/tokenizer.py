@@ -54,6 +54,8 @@ class LoadedTokenizer:
     """Named special tokens, as a chat template sees them."""
     raw: bytes
     """The file's bytes, for the fingerprint."""
+    added: tuple[AddedToken, ...]
+    """What the encoder has beyond the file, in the order in which it was added."""
 
 
 def load_tokenizer(directory: Path, tokenizer_config: dict[str, Any]) -> LoadedTokenizer:
@@ -76,10 +78,9 @@ def load_tokenizer(directory: Path, tokenizer_config: dict[str, Any]) -> LoadedT
     encoder.no_padding()
     encoder.no_truncation()
     special = _special_tokens(directory, tokenizer_config)
-    file.added_tokens = file.added_tokens + _add_missing(
-        encoder, file.added_tokens, tokenizer_config, special
-    )
-    return LoadedTokenizer(encoder, msgspec.to_builtins(file), special, raw)
+    tokens, entries = _add_missing(encoder, file.added_tokens, tokenizer_config, special)
+    file.added_tokens = file.added_tokens + entries
+    return LoadedTokenizer(encoder, msgspec.to_builtins(file), special, raw, tuple(tokens))
 
 
 def _text_of(token: Any) -> str | None:
@@ -116,8 +117,9 @@ def _add_missing(
     present: list[dict[str, Any]],
     tokenizer_config: dict[str, Any],
     special: dict[str, str | list[str]],
-) -> list[dict[str, Any]]:
-    """Add to ``encoder`` what only tokenizer_config.json names, in ID order; return the added entries."""
+) -> tuple[list[AddedToken], list[dict[str, Any]]]:
+    """Add to ``encoder`` what only tokenizer_config.json names, in ID order; return the tokens and their
+    entries."""
     known = {str(entry.get("content")) for entry in present}
     special_texts = [
         text for value in special.values() for text in (value if isinstance(value, list) else [value])
@@ -138,6 +140,7 @@ def _add_missing(
         if text not in known:
             known.add(text)
             wanted.append({"content": text, "special": True, "normalized": False})
+    tokens: list[AddedToken] = []
     added: list[dict[str, Any]] = []
     for entry in wanted:
         is_special = bool(entry.get("special")) or entry["content"] in special_texts
@@ -153,7 +156,8 @@ def _add_missing(
             encoder.add_special_tokens([token])
         else:
             encoder.add_tokens([token])
+        tokens.append(token)
         identifier = encoder.token_to_id(entry["content"])
         if identifier is not None:
             added.append({**entry, "id": identifier, "special": is_special})
-    return added
+    return tokens, added

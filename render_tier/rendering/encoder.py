@@ -7,12 +7,16 @@ from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
 
+from render_tier.model.engines import ReferenceEngine, TokenEngine
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid, summarise
+from render_tier.rendering.prompt_cache import PromptCache
 
 Side = Literal["left", "right"]
 DEFAULT_SIDE: Side = "left"
 """Generation keeps the end of a prompt that is cut without a named side."""
+NOT_UNICODE = "The prompt holds text that is not valid Unicode (a lone surrogate)"
+"""Encoders take valid Unicode only; escapes inside tool arguments can still hold a surrogate."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,21 @@ class PromptEncoder:
     """Thread-safe. A long encode releases the interpreter lock unless offsets are asked for."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int, max_chars_per_token: int
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        max_chars_per_token: int,
+        engine: TokenEngine | None = None,
+        cache: PromptCache | None = None,
     ) -> None:
+        """``engine`` (by default the tokenizer itself) gives the same IDs as ``tokenizer``, which is asked
+        where offsets are; ``cache`` is asked first where no special tokens are added."""
         self._tokenizer = tokenizer
+        self._engine = engine or ReferenceEngine(tokenizer)
+        self._cache = cache
+        self._adds_specials = tokenizer.num_special_tokens_to_add(False) > 0
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_chars = max_model_len * max_chars_per_token
@@ -50,27 +66,25 @@ class PromptEncoder:
         """Raises BadRequest when the text cannot be tokenized or does not fit the context."""
         keep = self._checked_keep(options)
         text, skipped = self._cut_text(text, options)
-        cuts_before_specials = keep is not None and options.side is None
-        encoding = self._encode(text, options, with_specials=not cuts_before_specials)
+        specials = options.add_special_tokens and self._adds_specials
+        cuts_before_specials = specials and keep is not None and options.side is None
+        if not (options.offsets or cuts_before_specials):
+            return self._fitted(self._ids(text, specials), None, keep, options.side, exact=False)
+        encoding = self._encoding(text, specials and not cuts_before_specials, options.offsets)
         if cuts_before_specials:
             assert keep is not None
-            room = keep - (
-                self._tokenizer.num_special_tokens_to_add(False) if options.add_special_tokens else 0
-            )
+            room = keep - self._tokenizer.num_special_tokens_to_add(False)
             if len(encoding.ids) > room:
                 encoding.truncate(max(room, 0), direction=DEFAULT_SIDE)
-            encoding = self._tokenizer.post_process(encoding, None, options.add_special_tokens)
-        token_ids = encoding.ids
+            encoding = self._tokenizer.post_process(encoding, None, True)
         offsets = (
             [(start + skipped, end + skipped) for start, end in encoding.offsets] if options.offsets else None
         )
-        return self._fitted(token_ids, offsets, keep, options.side, exact=False)
+        return self._fitted(encoding.ids, offsets, keep, options.side, exact=False)
 
     def plain_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """IDs of ``text`` with no limit on length (``/tokenize``)."""
-        return self._encode(
-            text, EncodeOptions(add_special_tokens=add_special_tokens), with_specials=True
-        ).ids
+        return self._ids(text, add_special_tokens and self._adds_specials)
 
     def token_ids(self, token_ids: list[int], options: EncodeOptions) -> EncodedPrompt:
         """IDs that the client sent. Raises BadRequest for an ID outside the vocabulary or too many IDs."""
@@ -150,11 +164,17 @@ class PromptEncoder:
             return text[: self._max_chars], 0
         return text, 0
 
-    def _encode(self, text: str, options: EncodeOptions, *, with_specials: bool) -> Encoding:
-        specials = with_specials and options.add_special_tokens
-        batch = self._tokenizer.encode_batch if options.offsets else self._tokenizer.encode_batch_fast
+    def _ids(self, text: str, specials: bool) -> list[int]:
+        try:
+            if self._cache is not None and not specials:
+                return self._cache.ids(text)
+            return self._engine.ids(text, add_special_tokens=specials)
+        except (TypeError, UnicodeError):
+            raise BadRequest(NOT_UNICODE) from None
+
+    def _encoding(self, text: str, specials: bool, offsets: bool) -> Encoding:
+        batch = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
         try:
             return batch([text], add_special_tokens=specials)[0]
-        except (TypeError, UnicodeEncodeError):
-            # The library takes valid Unicode only; escapes inside tool arguments can still hold a surrogate.
-            raise BadRequest("The prompt holds text that is not valid Unicode (a lone surrogate)") from None
+        except (TypeError, UnicodeError):
+            raise BadRequest(NOT_UNICODE) from None

@@ -13,6 +13,7 @@ from typing import Any
 
 from render_tier.core.formats import prompt_reasoning, reasoning_format, tool_format
 from render_tier.model import ModelAssets
+from render_tier.model.engines import EngineSlot, ReferenceEngine
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.completions import CompletionRequest, Prompt
 from render_tier.protocol.errors import BadRequest, NotFound
@@ -30,6 +31,7 @@ from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import requested_constraint, with_tool_choice
 from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
+from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
@@ -47,27 +49,40 @@ class TemplatedPrompt:
 
 
 class Renderer:
-    """One per worker. Keeps compiled templates and nothing of any request."""
+    """One per worker. Keeps compiled templates, and token IDs of earlier prompts (`PromptCache`)."""
 
     def __init__(
         self,
         assets: ModelAssets,
         settings: RenderSettings,
         *,
+        engine: EngineSlot | None = None,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """Raises UnknownFormat for a parser name without a table and BadRequest for a template that does not
+        """``engine`` may change while requests are served; by default it is the tokenizer itself.
+
+        Raises UnknownFormat for a parser name without a table and BadRequest for a template that does not
         compile."""
         self._assets = assets
         self._settings = settings
         self._new_id = new_id
         self._reasoning = reasoning_format(settings.reasoning_parser) if settings.reasoning_parser else None
         self._tools = tool_format(settings.tool_parser) if settings.tool_parser else None
+        self.engine = engine or EngineSlot(ReferenceEngine(assets.tokenizer))
+        marks = cut_marks(assets.tokenizer_json, (assets.chat_template, assets.tool_chat_template))
+        self.prompt_cache = (
+            PromptCache(self.engine, marks, settings.prompt_cache_bytes)
+            if marks and settings.prompt_cache_bytes
+            else None
+        )
+        """None when it is switched off or would not be exact for this tokenizer."""
         self._encoder = PromptEncoder(
             assets.tokenizer,
             vocab_size=assets.vocab_size,
             max_model_len=assets.max_model_len,
             max_chars_per_token=assets.max_chars_per_token,
+            engine=self.engine,
+            cache=self.prompt_cache,
         )
         self._sampling = SamplingBuilder(
             SamplingDefaults(

@@ -35,6 +35,8 @@ class RenderSettings:
     """Length of any text that a template builds."""
     request_templates: int = 32
     """Compiled request templates kept."""
+    prompt_cache_bytes: int = 64 * 1024 * 1024
+    """Memory for token IDs of parts of earlier prompts; 0 for none."""
 
     @property
     def tool_parser(self) -> str | None:

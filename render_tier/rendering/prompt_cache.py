@@ -1,0 +1,158 @@
+"""Token IDs of the parts of earlier prompts, so that a conversation that grew costs only what is new.
+
+A prompt is cut at special tokens (turn markers). Tokenizers cut there by themselves and encode what stands
+between on its own, so the IDs of a whole are those of its parts, whatever the parts are beside. `cut_marks`
+says for which tokens that holds; a tokenizer for which it does not has no cache.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from render_tier.model.engines import TokenEngine
+
+BYTES_PER_ID = 40
+"""A list's slot and its integer."""
+BYTES_PER_PART = 200
+"""The entry itself: key object, list head, links."""
+MAX_MARKS = 32
+"""More marks make the search for them cost more than cutting saves."""
+
+
+def cut_marks(tokenizer_json: Mapping[str, Any], templates: Iterable[str | None]) -> tuple[str, ...]:
+    """Added tokens of the chat templates (all special ones when there is no template) at which any text may be
+    cut without changing its IDs; none when the tokenizer looks across such cuts.
+
+    A mark must be matched wherever it stands: no other added token may contain it or begin before it and
+    run into it. (One that it begins with is shorter and loses; one that begins inside it comes too late.)
+    Tokens that are looked for in normalised text are looked for last, so nothing may touch those.
+    """
+    added = [entry for entry in tokenizer_json.get("added_tokens") or () if entry.get("content")]
+    if any(entry.get(flag) for entry in added for flag in ("lstrip", "rstrip", "single_word")):
+        return ()
+    if _depends_on_position(tokenizer_json):
+        return ()
+    text = "".join(template for template in templates if template)
+    normalizes = any(True for _ in _steps(tokenizer_json.get("normalizer")))
+    marks = []
+    for entry in added:
+        mark, late = str(entry["content"]), bool(entry.get("normalized"))
+        used = mark in text if text else entry.get("special")
+        # Runs of white space are tokens of some vocabularies: they would cut a text into crumbs.
+        if not used or mark.strip() != mark or (late and normalizes):
+            continue
+        others = [str(other["content"]) for other in added if other is not entry]
+        if any(_runs_into(other, mark) or (late and _touches(mark, other)) for other in others):
+            continue
+        marks.append(mark)
+    return tuple(sorted(marks, key=len, reverse=True)[:MAX_MARKS])
+
+
+def _runs_into(other: str, mark: str) -> bool:
+    """Whether ``other`` contains ``mark``, or can begin before it and end inside it."""
+    return mark in other or any(mark.startswith(other[start:]) for start in range(1, len(other)))
+
+
+def _touches(mark: str, other: str) -> bool:
+    return other in mark or any(other.startswith(mark[start:]) for start in range(1, len(mark)))
+
+
+def _steps(step: Any) -> Iterator[Mapping[str, Any]]:
+    """A normaliser or pre-tokeniser as its single steps."""
+    if step is None:
+        return
+    if step.get("type") == "Sequence":
+        for inner in (*step.get("normalizers", ()), *step.get("pretokenizers", ())):
+            yield from _steps(inner)
+        return
+    yield step
+
+
+def _depends_on_position(tokenizer_json: Mapping[str, Any]) -> bool:
+    """Whether some step treats the beginning of the whole text unlike that of a part. Such steps are known by
+    their settings; a kind of step that is not known here counts as one."""
+    steps = [*_steps(tokenizer_json.get("normalizer")), *_steps(tokenizer_json.get("pre_tokenizer"))]
+    return any(step.get("type") not in INDEPENDENT_STEPS or step.get("add_prefix_space") for step in steps)
+
+
+INDEPENDENT_STEPS = frozenset(
+    {
+        *("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Replace", "StripAccents"),
+        *("Split", "ByteLevel", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"),
+    }
+)
+"""Steps that see one part at a time and treat them all alike."""
+
+
+@dataclass(frozen=True)
+class CacheCounts:
+    """Characters found and not found since the cache was made, and its present size in bytes."""
+
+    hit_chars: int
+    missed_chars: int
+    size: int
+
+
+class PromptCache:
+    """Thread-safe. Least recently used parts go first when ``max_bytes`` are exceeded."""
+
+    def __init__(self, engine: TokenEngine, marks: Sequence[str], max_bytes: int) -> None:
+        if not marks:
+            raise ValueError("a prompt cache needs marks to cut at")
+        self._engine = engine
+        self._max_bytes = max_bytes
+        self._cut = re.compile("(" + "|".join(map(re.escape, marks)) + ")").split
+        self._parts: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._size = 0
+        self._hit = 0
+        self._missed = 0
+
+    @property
+    def counts(self) -> CacheCounts:
+        return CacheCounts(self._hit, self._missed, self._size)
+
+    def ids(self, text: str) -> list[int]:
+        """The IDs that the engine gives for ``text`` without added special tokens."""
+        parts = [part for part in self._cut(text) if part]
+        found: list[list[int] | None] = []
+        missing = 0
+        with self._lock:
+            cached, touch = self._parts.get, self._parts.move_to_end
+            for part in parts:
+                ids = cached(part)
+                if ids is None:
+                    missing += len(part)
+                else:
+                    touch(part)
+                found.append(ids)
+            self._missed += missing
+            self._hit += len(text) - missing
+        joined: list[int] = []
+        for part, ids in zip(parts, found, strict=True):
+            if ids is None:
+                ids = self._engine.ids(part, add_special_tokens=False)
+                self._keep(part, ids)
+            joined += ids
+        return joined
+
+    def _keep(self, part: str, ids: list[int]) -> None:
+        size = _size(part, ids)
+        if size > self._max_bytes // 4:
+            return  # one prompt must not throw out everybody else's
+        with self._lock:
+            if part in self._parts:
+                return
+            self._parts[part] = ids
+            self._size += size
+            while self._size > self._max_bytes:
+                self._size -= _size(*self._parts.popitem(last=False))
+
+
+def _size(part: str, ids: list[int]) -> int:
+    return len(part) * 2 + len(ids) * BYTES_PER_ID + BYTES_PER_PART

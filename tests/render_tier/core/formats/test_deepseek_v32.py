@@ -123,3 +123,20 @@ def test_of_a_repeated_parameter_the_last_counts_in_valid_json() -> None:
 def test_a_damaged_attribute_does_not_lose_the_parameter(attribute: str) -> None:
     text = block(invoke(f'<｜DSML｜parameter name="leaf" {attribute}>mint</｜DSML｜parameter>'))
     assert json.loads(arguments(text, FAMILY)) == {"leaf": "mint"}
+
+
+@pytest.mark.parametrize("rest", ["", "\n", END, "\n<｜DSML｜inv", " is how a block begins."])
+def test_a_block_without_a_call_is_text(rest: str) -> None:
+    got = read(f"Look: {START}{rest}", tool=FAMILY)
+    assert (got.content, got.calls) == (f"Look: {START}{rest}", [])
+
+
+def test_what_stands_between_the_block_and_its_first_call_is_not_shown() -> None:
+    got = read(f"Look: {START}{START}so then " + invoke(name="ping") + END, tool=FAMILY)
+    assert (got.content, calls(got)) == ("Look: ", [("ping", "{}")])
+
+
+def test_a_block_is_waited_for_within_bounds() -> None:
+    text = START + "x" * 100 + invoke(name="ping")
+    got = read(text, tool=FAMILY, hold_limit=60)
+    assert (got.content, calls(got)) == (START + "x" * 100, [("ping", "{}")])

@@ -57,6 +57,10 @@ class Settings(BaseModel):
     """What of a tool call engines are told to enforce under tool_choice "auto"."""
     strict_history: bool = False
     """Refuse malformed tool arguments in the history instead of reading them as {}."""
+    tokenizer_engine: Literal["auto", "tokenizers"] = "auto"
+    """What encodes prompts: "auto" is the fast engine once it is loaded and gives the same IDs."""
+    prompt_cache_bytes: int = Field(default=64 * MIB, ge=0)
+    """Memory per process for token IDs of parts of earlier prompts; 0 for none."""
     max_logprobs: int = Field(default=20, ge=-1)
     """Most logprobs per token; -1 for no limit."""
     tool_choice_none: Literal["keep", "drop"] = "keep"

@@ -35,7 +35,7 @@ class ModelAssets:
     """The operator's max_new_tokens: unlike the model's own, no request may exceed it."""
     tokenizer: Tokenizer
     tokenizer_json: dict[str, Any]
-    """tokenizer.json without vocabulary and merges; ``added_tokens`` has those of tokenizer_config.json too."""
+    """tokenizer.json without vocabulary and merges, and with the added tokens of tokenizer_config.json."""
     added_tokens: tuple[AddedToken, ...]
     """What `tokenizer` has beyond tokenizer.json."""
     tokenizer_config: dict[str, Any]

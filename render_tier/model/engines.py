@@ -1,4 +1,4 @@
-"""Encoders behind one interface: ``tokenizers``, the reference, and ``fastokens``, several tens of times faster.
+"""Encoders behind one interface: ``tokenizers``, the reference, and ``fastokens``, tens of times faster.
 
 The reference loads in a third of the time, so a process serves with it first and adopts the fast engine once
 that is loaded and has given the same IDs for the probe texts (`parity`). Whatever the fast engine cannot
@@ -7,6 +7,7 @@ encode is encoded by the reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,13 +77,13 @@ class FastEngine:
 class EngineSlot:
     """The engine in use: the reference, until `adopt` puts the fast one in its place.
 
-    ``faults`` counts texts that the fast engine failed on and the reference encoded.
+    ``on_fault`` is told of each text that the fast engine failed on and the reference encoded.
     """
 
     def __init__(self, reference: TokenEngine) -> None:
         self._reference = reference
         self._current = reference
-        self.faults = 0
+        self.on_fault: Callable[[BaseException], None] = lambda _: None
 
     @property
     def name(self) -> str:
@@ -104,7 +105,7 @@ class EngineSlot:
         except BaseException as error:
             _reraise_unless_fault(error)
             if not isinstance(error, UnicodeError):
-                self.faults += 1
+                self.on_fault(error)
         return self._reference.ids(text, add_special_tokens=add_special_tokens)
 
 

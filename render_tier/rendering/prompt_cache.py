@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ MAX_MARKS = 32
 
 
 def cut_marks(tokenizer_json: Mapping[str, Any], templates: Iterable[str | None]) -> tuple[str, ...]:
-    """Added tokens of the chat templates (all special ones when there is no template) at which any text may be
-    cut without changing its IDs; none when the tokenizer looks across such cuts.
+    """Added tokens of the chat templates (all special ones when there is no template) at which any text may
+    be cut without changing its IDs; none when the tokenizer looks across such cuts.
 
     A mark must be matched wherever it stands: no other added token may contain it or begin before it and
     run into it. (One that it begins with is shorter and loses; one that begins inside it comes too late.)
@@ -90,11 +90,11 @@ INDEPENDENT_STEPS = frozenset(
 
 
 @dataclass(frozen=True)
-class CacheCounts:
-    """Characters found and not found since the cache was made, and its present size in bytes."""
+class Lookup:
+    """Characters of one prompt that were found and that were not, and the cache's size in bytes after it."""
 
-    hit_chars: int
-    missed_chars: int
+    found: int
+    missed: int
     size: int
 
 
@@ -110,12 +110,12 @@ class PromptCache:
         self._parts: OrderedDict[str, list[int]] = OrderedDict()
         self._lock = threading.Lock()
         self._size = 0
-        self._hit = 0
-        self._missed = 0
+        self.observer: Callable[[Lookup], None] = lambda _: None
 
     @property
-    def counts(self) -> CacheCounts:
-        return CacheCounts(self._hit, self._missed, self._size)
+    def size(self) -> int:
+        """Bytes, about."""
+        return self._size
 
     def ids(self, text: str) -> list[int]:
         """The IDs that the engine gives for ``text`` without added special tokens."""
@@ -131,14 +131,13 @@ class PromptCache:
                 else:
                     touch(part)
                 found.append(ids)
-            self._missed += missing
-            self._hit += len(text) - missing
         joined: list[int] = []
         for part, ids in zip(parts, found, strict=True):
             if ids is None:
                 ids = self._engine.ids(part, add_special_tokens=False)
                 self._keep(part, ids)
             joined += ids
+        self.observer(Lookup(len(text) - missing, missing, self._size))
         return joined
 
     def _keep(self, part: str, ids: list[int]) -> None:

@@ -14,6 +14,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from render_tier.derendering import Derenderer
 from render_tier.derendering.streams import Source
+from render_tier.rendering.prompt_cache import Lookup
+from render_tier.rendering.renderer import Renderer
 from render_tier.server.shared_metrics import MULTIPROCESS_DIRECTORY
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -34,6 +36,10 @@ class Metrics:
     queue_depth: Gauge
     ready: Gauge
     info: Gauge
+    tokenizer_engine: Gauge
+    tokenizer_fallbacks: Counter
+    prompt_cache_chars: Counter
+    prompt_cache_bytes: Gauge
     streams_found: Counter
     stream_cache_entries: Gauge
     stream_cache_bytes: Gauge
@@ -119,6 +125,27 @@ def build_metrics() -> Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         ),
+        tokenizer_engine=Gauge(
+            "render_tier_tokenizer_engine",
+            "Processes that encode with this engine.",
+            ["engine"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        ),
+        tokenizer_fallbacks=Counter(
+            "render_tier_tokenizer_fallbacks_total",
+            "Uses of the slower engine: the fast one is unavailable or gives other IDs (once a process), or"
+            " failed on a text.",
+            ["reason"],
+            registry=registry,
+        ),
+        prompt_cache_chars=Counter(
+            "render_tier_prompt_cache_chars_total",
+            "Characters of prompts by whether their IDs were kept from earlier prompts.",
+            ["result"],
+            registry=registry,
+        ),
+        prompt_cache_bytes=gauge("prompt_cache_bytes", "About what the IDs of earlier prompts take."),
         streams_found=Counter(
             "render_tier_derender_streams_total",
             "Streams begun or continued, by where they were found: new, kept in the cache, restored from a"
@@ -137,6 +164,23 @@ def build_metrics() -> Metrics:
             "render_tier_session_messages_total", "Messages answered in sessions.", registry=registry
         ),
     )
+
+
+def observe_renderer(metrics: Metrics, renderer: Renderer) -> None:
+    """Count what the renderer finds in its cache, and texts that the fast engine could not encode."""
+    fault = metrics.tokenizer_fallbacks.labels("fault")
+    renderer.engine.on_fault = lambda _: fault.inc()
+    cache = renderer.prompt_cache
+    if cache is None:
+        return
+    found, missed = (metrics.prompt_cache_chars.labels(result) for result in ("hit", "miss"))
+
+    def observe(lookup: Lookup) -> None:
+        found.inc(lookup.found)
+        missed.inc(lookup.missed)
+        metrics.prompt_cache_bytes.set(lookup.size)
+
+    cache.observer = observe
 
 
 class StreamObserver:

@@ -116,6 +116,8 @@ def _serve_many(settings: Settings) -> int:
     from gunicorn.app.base import BaseApplication
 
     service = Service.load(settings)
+    if service.awaits_fast_engine:
+        service.adopt_fast_engine()
     app = create_app(settings, preloaded=service)
     # What the workers share must not be touched by their collectors, or its pages are copied.
     gc.collect()

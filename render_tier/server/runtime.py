@@ -11,7 +11,7 @@ from render_tier import __version__
 from render_tier.model import ModelLoadError
 from render_tier.protocol.errors import ApiError
 from render_tier.server.endpoints import PoolName
-from render_tier.server.metrics import Metrics, StreamObserver
+from render_tier.server.metrics import Metrics, StreamObserver, observe_renderer
 from render_tier.server.pools import WorkPool
 from render_tier.server.service import Service
 from render_tier.settings import Settings
@@ -41,6 +41,7 @@ class Runtime:
         self._preloaded = preloaded
         self._on_failure = on_failure
         self._loading: asyncio.Task[None] | None = None
+        self._adopting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Open the pools and begin to load; returns at once, so that the process answers while it loads."""
@@ -66,6 +67,8 @@ class Runtime:
     async def stop(self) -> None:
         if self._loading is not None:
             await asyncio.wait([self._loading])
+        if self._adopting is not None:
+            await asyncio.wait([self._adopting])
         for pool in self.pools.values():
             await asyncio.to_thread(pool.close)
         self.service = None
@@ -93,6 +96,7 @@ class Runtime:
             log.error("load_failed", model=self.settings.model, reason=str(error), exc_info=not expected)
             return
         service.derenderer.observer = StreamObserver(self.metrics, service.derenderer)
+        observe_renderer(self.metrics, service.renderer)
         self.service = service
         self.metrics.ready.set(1)
         self.metrics.info.labels(__version__, service.assets.fingerprint).set(1)
@@ -104,3 +108,15 @@ class Runtime:
             max_model_len=service.assets.max_model_len,
             vocab_size=service.assets.vocab_size,
         )
+        self._adopting = asyncio.create_task(self._adopt_fast_engine(service))
+
+    async def _adopt_fast_engine(self, service: Service) -> None:
+        """Beside the requests that are served already, unless it was done before this process began."""
+        if service.awaits_fast_engine:
+            try:
+                await asyncio.to_thread(service.adopt_fast_engine)
+            except Exception:
+                log.exception("tokenizer_engine_failed")
+        self.metrics.tokenizer_engine.labels(service.renderer.engine.name).set(1)
+        if service.fallback is not None:
+            self.metrics.tokenizer_fallbacks.labels(service.fallback).inc()

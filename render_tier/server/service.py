@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import structlog
 
 from render_tier.derendering import Derenderer, DerenderSettings
 from render_tier.model import ModelAssets, load_assets
+from render_tier.model.engines import FastEngine, FastEngineUnavailable, ReferenceEngine
+from render_tier.model.parity import first_difference, probe_texts
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import ApiError
@@ -14,6 +18,10 @@ from render_tier.rendering.settings import RenderSettings
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
+Fallback = Literal["unavailable", "parity"]
+PROBE_TEXTS = 500
+PROBE_VOCABULARY = 2000
+"""Ordinary tokens from which probe texts are drawn."""
 
 
 class Service:
@@ -22,10 +30,13 @@ class Service:
         self.assets = assets
         self.renderer = Renderer(assets, _render_settings(settings))
         self.derenderer = Derenderer(assets, _derender_settings(settings))
+        self._wants_fast_engine = settings.tokenizer_engine == "auto"
+        self.fallback: Fallback | None = None
+        """Why the fast engine is not used, when it was wanted and tried."""
 
     @classmethod
     def load(cls, settings: Settings) -> Service:
-        """Raises ModelLoadError. Encodes nothing, so a process may fork afterwards."""
+        """Raises ModelLoadError. A process may fork afterwards."""
         assets = load_assets(
             settings.model,
             served_names=settings.served_model_name,
@@ -38,6 +49,36 @@ class Service:
             tool_parser=_render_settings(settings).tool_parser,
         )
         return cls(settings, assets)
+
+    @property
+    def awaits_fast_engine(self) -> bool:
+        """Whether there is a faster engine to try than the one in use."""
+        engine = self.renderer.engine
+        return self._wants_fast_engine and self.fallback is None and engine.name == ReferenceEngine.name
+
+    def adopt_fast_engine(self) -> None:
+        """Load the fast engine and use it if it gives the reference's IDs for the probe texts. Takes seconds
+        and half as much memory again as the model; requests may be served meanwhile, and a process may fork
+        afterwards."""
+        slot, assets = self.renderer.engine, self.assets
+        try:
+            fast = FastEngine.load(assets.directory / "tokenizer.json", assets.added_tokens)
+        except FastEngineUnavailable as error:
+            self._fall_back("unavailable", str(error))
+            return
+        added = [str(token["content"]) for token in assets.tokenizer_json["added_tokens"]]
+        step = max(assets.vocabulary.size // PROBE_VOCABULARY, 1)
+        sample = [assets.vocabulary.text([token]) for token in range(0, assets.vocabulary.size, step)]
+        difference = first_difference(slot.reference, fast, probe_texts(added, sample, PROBE_TEXTS))
+        if difference is not None:
+            self._fall_back("parity", f"IDs of {difference[:200]!r} differ")
+            return
+        slot.adopt(fast)
+        log.info("tokenizer_engine", engine=fast.name)
+
+    def _fall_back(self, kind: Fallback, reason: str) -> None:
+        self.fallback = kind
+        log.warning("tokenizer_engine", engine=ReferenceEngine.name, fallback=kind, reason=reason)
 
     def warm_up(self) -> None:
         """Pay for first-use costs (regexes, caches) before the first client does.
@@ -70,6 +111,7 @@ def _render_settings(settings: Settings) -> RenderSettings:
         max_prompts=settings.max_prompts,
         max_template_seconds=settings.max_template_seconds,
         max_template_chars=settings.max_template_chars,
+        prompt_cache_bytes=settings.prompt_cache_bytes,
     )
 
 

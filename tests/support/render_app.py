@@ -27,7 +27,8 @@ _services: dict[str, Service] = {}
 
 
 def settings_for(directory: Path, **values: Any) -> Settings:
-    return Settings(model=str(directory), **values)
+    """Without the fast engine unless asked for: it takes longer to load than most tests run."""
+    return Settings(model=str(directory), **{"tokenizer_engine": "tokenizers", **values})
 
 
 def load_service(settings: Settings, assets: ModelAssets | None = None) -> Service:

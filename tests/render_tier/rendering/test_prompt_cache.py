@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from render_tier.rendering.prompt_cache import PromptCache, cut_marks
+from render_tier.rendering.prompt_cache import Lookup, PromptCache, cut_marks
 from tests.support.tokenizers import NAMES, encoders
 
 ModelDir = Callable[[str], Path]
@@ -100,17 +100,16 @@ class Counting:
 def test_a_conversation_that_grew_costs_only_what_is_new() -> None:
     engine = Counting()
     cache = PromptCache(engine, ["<|>"], 1 << 20)
+    lookups: list[Lookup] = []
+    cache.observer = lookups.append
     text = ""
     for turn in range(20):
         text += f"<|>turn {turn}"
         engine.asked.clear()
         assert cache.ids(text) == [ord(character) for character in text]
         assert engine.asked == ([f"turn {turn}"] if turn else ["<|>", "turn 0"])
-    counts = cache.counts
-    assert counts.hit_chars + counts.missed_chars == sum(
-        len("".join(f"<|>turn {i}" for i in range(n + 1))) for n in range(20)
-    )
-    assert counts.missed_chars == 3 + sum(len(f"turn {i}") for i in range(20))
+        missed = len(f"turn {turn}") + (0 if turn else 3)
+        assert lookups[-1] == Lookup(len(text) - missed, missed, cache.size)
 
 
 def test_the_least_recently_used_parts_go_first_and_the_size_is_bounded() -> None:
@@ -120,7 +119,7 @@ def test_the_least_recently_used_parts_go_first_and_the_size_is_bounded() -> Non
     for index in range(100):
         cache.ids(f"other {index}")
         cache.ids("keep")
-        assert cache.counts.size <= 4_000
+        assert cache.size <= 4_000
     assert engine.asked.count("keep") == 1
     cache.ids("other 0")
     assert engine.asked.count("other 0") == 2
@@ -133,7 +132,7 @@ def test_a_part_that_would_empty_the_cache_is_not_kept() -> None:
     cache.ids("x" * 1_000)
     cache.ids("small")
     assert engine.asked.count("small") == 1
-    assert cache.counts.size < 1_000
+    assert cache.size < 1_000
 
 
 def test_the_answer_is_the_callers_own() -> None:
@@ -151,4 +150,4 @@ def test_threads_share_one_cache() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(check, texts))
-    assert cache.counts.size <= 3_000
+    assert cache.size <= 3_000

@@ -164,6 +164,8 @@ class Limits(Section):
     """Tokens of one choice that wait for derender before the engine is no longer read."""
     pending_frames: Count = 256
     """Chunks of one request that wait for a slow client."""
+    remembered_params: Count = 100_000
+    """Transfer params whose second appearance is noticed."""
 
 
 class Admission(Section):

@@ -6,6 +6,7 @@ not an error there), so nothing incomplete may reach it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,11 +23,19 @@ PREFILL_PARAMS: Final[Mapping[str, Any]] = {
 """Asks a prefill engine to keep its blocks for a remote decode (the fields of vLLM's NIXL connector)."""
 
 
-def unusable(finish_reason: str | None, params: object, prompt_tokens: int) -> str | None:
+ENGINE_ID_PREFIX: Final = "generate-tokens-"
+"""Engines put this before the id that they are given."""
+
+
+def unusable(
+    finish_reason: str | None, params: object, prompt_tokens: int, leg_id: str | None = None
+) -> str | None:
     """Why a prefill answer cannot be handed to a decode engine, or None when it can.
 
     ``finish_reason`` must be ``length``: an engine that stopped for another reason has not kept the blocks.
-    ``remote_num_tokens``, when reported, must not exceed the prompt: it would be another prompt's KV.
+    ``remote_num_tokens``, when reported, must not exceed the prompt, and an id that follows the engines' own
+    rule must hold the id that this leg was sent under (engines may append to it): it would be another
+    request's KV.
     """
     if finish_reason != "length":
         return f"prefill ended by {finish_reason!r}, not by length"
@@ -40,7 +49,37 @@ def unusable(finish_reason: str | None, params: object, prompt_tokens: int) -> s
     tokens = params.get("remote_num_tokens")
     if isinstance(tokens, int) and tokens > prompt_tokens:
         return f"kv_transfer_params cover {tokens} tokens of a prompt of {prompt_tokens}"
+    remote_id = params["remote_request_id"]
+    if leg_id is not None and str(remote_id).startswith(ENGINE_ID_PREFIX) and leg_id not in str(remote_id):
+        return "kv_transfer_params name another request's KV"
     return None
+
+
+class UsedParams:
+    """Remembers the last ``max_entries`` params that were handed to a decode engine, by whose KV they name.
+
+    Params that turn up again, from a confused engine or a proxy that caches, would be answered
+    with status 200 and another request's text.
+    """
+
+    __slots__ = ("_max_entries", "_seen")
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def claim(self, params: Mapping[str, Any]) -> bool:
+        """Whether these may be used: true once for each."""
+        key = str(params.get("remote_engine_id")), str(params.get("remote_request_id"))
+        if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > self._max_entries:
+            self._seen.popitem(last=False)
+        return True
 
 
 def lease_seconds(params: Mapping[str, Any], *, now: float, configured: float, fraction: float) -> float:

@@ -8,15 +8,13 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.core.kv_params import ENGINE_ID_PREFIX
 from orchestrator.hops.errors import HopName
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.transport import Transport, encode, garbled
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
-
-ENGINE_ID_PREFIX = "generate-tokens-"
-"""Engines put this before the id they are given; an abort must name the id as the engine knows it."""
 
 _decoder = msgspec.json.Decoder(EngineAnswer)
 
@@ -56,6 +54,7 @@ class PrefillClient:
 
 
 async def abort(transport: Transport, hop: HopName, base_url: str, request_id: str, budget: float) -> None:
-    """Ask an engine to drop a leg, by the id we gave it. Unknown ids are no error. Raises ``HopError``."""
+    """Ask an engine to drop a leg, by the id we gave it (the engine knows it with a prefix). Unknown ids are no
+    error. Raises ``HopError``."""
     body = encode({"request_ids": [ENGINE_ID_PREFIX + request_id]})
     await transport.call(hop, "POST", base_url + ABORT, body, budget=budget)

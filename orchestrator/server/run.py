@@ -139,12 +139,9 @@ class Run:
 
     def _hold_kv(self) -> None:
         assert self._kv_params is not None
-        lease = self._services.settings.lease
-        seconds = lease_seconds(
-            self._kv_params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction
-        )
         self._held = True
         self._services.integrity.leases += 1
+        seconds = self._lease_seconds(self._kv_params)
         self._lease_timer = self._loop.call_later(seconds, self._lease_ended)
 
     def _kv_consumed(self) -> None:
@@ -267,7 +264,12 @@ class Run:
         finally:
             _leave(place)
         self._services.prefill_pool.succeeded(member)
-        problem = unusable(answer.finish_reason, answer.kv_params, len(self._prompt.token_ids))
+        problem = unusable(answer.finish_reason, answer.kv_params, len(self._prompt.token_ids), leg_id)
+        if problem is None and answer.kv_params is not None:
+            if self._lease_seconds(answer.kv_params) <= 0:
+                problem = "the lease had ended when the params arrived"
+            elif not self._services.used_params.claim(answer.kv_params):
+                problem = "these params have been used before"
         if problem is not None:
             self._services.metrics.unusable_prefills.inc()
             log.warning("unusable prefill", member=member.url, leg=leg_id, problem=problem)
@@ -444,6 +446,12 @@ class Run:
         if self.machine.state is State.DECODING and self._member is not None:
             self._tried.add(self._member.url)
         self.post(self.machine.after_lease_end(), error)
+
+    def _lease_seconds(self, params: dict[str, Any]) -> float:
+        lease = self._services.settings.lease
+        return lease_seconds(
+            params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction
+        )
 
     def _stop_lease_timer(self) -> None:
         if self._lease_timer is not None:

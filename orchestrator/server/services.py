@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 from pydantic import SecretStr
 
+from orchestrator.core.kv_params import UsedParams
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
@@ -44,6 +45,7 @@ class Services:
         self.integrity = Integrity()
         self.supervisor = Supervisor(self.integrity)
         self.exchanges: set[Exchange] = set()
+        self.used_params = UsedParams(settings.limits.remembered_params)
         members, timeouts = settings.members, settings.timeouts
         # Probes do not count as open exchanges: they run when the process is idle.
         self._probe_transport = self._transport(members.engine_api_key, counted=False)

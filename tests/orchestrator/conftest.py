@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that happens by itself; a test's own timeout is the bound."""
-    while not condition():  # noqa: ASYNC110
+    while not condition():
         await asyncio.sleep(0.005)
 
 
@@ -37,12 +37,20 @@ async def until(condition: Callable[[], bool]) -> None:
 class Stack:
     url: str
     services: Services
-    render: Tier
+    renders: list[Tier]
     prefill: list[Tier]
     decode: list[Tier]
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
     server: uvicorn.Server = field(repr=False)
+
+    @property
+    def render(self) -> Tier:
+        return self.renders[0]
+
+    @property
+    def tiers(self) -> list[Tier]:
+        return [*self.renders, *self.prefill, *self.decode]
 
     async def settled(self) -> None:
         """Wait until the orchestrator is idle; fails with what is left when it does not become so."""
@@ -57,6 +65,8 @@ class Stack:
             self.services.supervisor,
         )
         assert not any(member.active for pool in self.services.pools for member in pool.members)
+        assert not any(gate.active or gate.waiting for gate in self.services.admission.gates.values())
+        assert not [violation for tier in self.tiers for violation in tier.violations]
 
 
 Launch = Callable[..., Any]
@@ -64,15 +74,20 @@ Launch = Callable[..., Any]
 
 @asynccontextmanager
 async def launched(
-    *, prefill: int = 1, decode: int = 1, pace: float = 0.0, settings: dict[str, Any] | None = None
+    *,
+    render: int = 1,
+    prefill: int = 1,
+    decode: int = 1,
+    pace: float = 0.0,
+    settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
     """``prefill=0`` is colocated mode."""
     async with AsyncExitStack() as exits:
-        render = await exits.enter_async_context(serving(Tier("render")))
+        renders = [await exits.enter_async_context(serving(Tier(f"r{i}"))) for i in range(render)]
         prefills = [await exits.enter_async_context(serving(Tier(f"p{i}"))) for i in range(prefill)]
         decodes = [await exits.enter_async_context(serving(Tier(f"d{i}", pace))) for i in range(decode)]
         members = {
-            "render": [render.url],
+            "render": [tier.url for tier in renders],
             "prefill": [tier.url for tier in prefills],
             "decode": [tier.url for tier in decodes],
         }
@@ -93,7 +108,7 @@ async def launched(
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
         http = httpx.AsyncClient(base_url=url, timeout=30)
         try:
-            yield Stack(url, services, render, prefills, decodes, client, http, server)
+            yield Stack(url, services, renders, prefills, decodes, client, http, server)
         finally:
             await client.close()
             await http.aclose()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -72,7 +72,27 @@ class Answer:
     finish_reason: str | None = None
 
 
-Fault = Status | Stall | HalfClose | Garbage | ErrorEvent | Answer | None
+@dataclass(frozen=True)
+class Slow:
+    """Answer properly, this many seconds late."""
+
+    seconds: float = 0.05
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Prefill answers with params whose lease is over already."""
+
+
+@dataclass(frozen=True)
+class Reused:
+    """Prefill answers with the params of an earlier request, if there was one."""
+
+
+Fault = Status | Stall | HalfClose | Garbage | ErrorEvent | Answer | Slow | Expired | Reused | None
+
+Plan = Callable[[str, dict[str, Any]], Fault]
+"""Given path and body of a call: what happens to it."""
 
 
 class Tier:
@@ -98,7 +118,15 @@ class Tier:
         self.waiting = asyncio.Event()
         """Somebody waits for ``hold``."""
         self.healthy = True
+        self.plan: Plan | None = None
+        """Asked for a fault when none is scripted for the path."""
+        self.violations: list[str] = []
+        """What a real engine would have answered with status 200 and wrong text."""
+        self.dead = False
+        self._earlier_params: dict[str, Any] | None = None
         self.stop_text_seen: list[str] = []
+        self.kill: Callable[[], Awaitable[None]]
+        self.revive: Callable[[], Awaitable[None]]
 
     # ---- the books of a real engine ------------------------------------------------------------------------
 
@@ -151,8 +179,15 @@ class Tier:
         """Consume the KV as a decode engine does. Everything a real one would answer wrongly fails the
         test."""
         source = self.peers[params["remote_engine_id"]]
-        held = source.held.pop(params["remote_request_id"])
-        assert held == token_ids, "the decode prompt differs from what was prefilled"
+        held = source.held.pop(params["remote_request_id"], None)
+        if held is None and source.lost_kv:
+            raise web.HTTPInternalServerError(text="the prefill engine is another one now")
+        if held != token_ids:
+            self.violations.append(f"{params['remote_request_id']}: {held} is not the KV of {token_ids}")
+            raise web.HTTPInternalServerError(text="a real engine would answer wrongly here")
+
+    lost_kv = False
+    """The engine has been killed once, and with it what it held."""
 
     def _whole(
         self, body: dict[str, Any], engine_id: str, params: dict[str, Any], fault: Fault
@@ -176,7 +211,12 @@ class Tier:
             assert sampling["max_tokens"] == 1
             assert sampling["ignore_eos"] is True
             self.held[engine_id] = body["token_ids"]
-            answer["kv_transfer_params"] = self.params(engine_id)
+            params = self.params(engine_id)
+            if isinstance(fault, Reused) and self._earlier_params is not None:
+                params = self._earlier_params
+            if isinstance(fault, Expired):
+                params |= {"remote_blocks_expiry_time": 1.0}
+            self._earlier_params = answer["kv_transfer_params"] = params
             self.prefilled.set()
         elif params.get("do_remote_prefill"):
             self._pull(params, body["token_ids"])
@@ -196,7 +236,7 @@ class Tier:
         reason = fault.finish_reason if isinstance(fault, Answer) else None
         for i in range(count + 1):
             await self._pause()
-            if fault is not None and not isinstance(fault, Answer | Status) and fault.after == i:
+            if isinstance(fault, Stall | HalfClose | Garbage | ErrorEvent) and fault.after == i:
                 if isinstance(fault, Stall):
                     await asyncio.Event().wait()
                 elif isinstance(fault, HalfClose):
@@ -402,9 +442,11 @@ class Tier:
         self.requests[path].append(body)
         self.headers[path].append({name.lower(): value for name, value in request.headers.items()})
         faults = self.faults[path]
-        fault = faults.pop(0) if faults else None
+        fault = faults.pop(0) if faults else self.plan(path, body) if self.plan is not None else None
         streaming = path == GENERATE and body["stream"]
         early: web.StreamResponse | None = None
+        if isinstance(fault, Slow):
+            await asyncio.sleep(fault.seconds)
         if isinstance(fault, Status):
             early = web.Response(body=fault.body, status=fault.status, content_type="application/json")
         elif not streaming and isinstance(fault, Stall):
@@ -444,6 +486,25 @@ async def serving(tier: Tier) -> AsyncIterator[Tier]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
+
+    async def kill() -> None:
+        """End it as a kill does: connections reset, new ones refused, everything held forgotten."""
+        nonlocal site
+        tier.dead = tier.lost_kv = True
+        tier.held.clear()
+        await site.stop()
+        assert runner.server is not None
+        for connection in list(runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def revive() -> None:
+        nonlocal site
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        tier.dead = False
+
+    tier.kill, tier.revive = kill, revive
     tier.url = f"http://{host}:{port}"
     Tier.peers[tier.name] = tier
     try:

@@ -18,6 +18,7 @@ from orchestrator.hops.errors import Refused
 from orchestrator.hops.messages import ChunkFinish, DerenderStreamAnswer
 from orchestrator.hops.render import PATHS, Endpoint
 from orchestrator.hops.transport import Transport, encode, garbled
+from render_tier.protocol.session import Notes
 
 _decoder = msgspec.json.Decoder(DerenderStreamAnswer)
 _finish_decoder = msgspec.json.Decoder(ChunkFinish)
@@ -98,20 +99,12 @@ class DerenderClient:
             )
         try:
             answer = _decoder.decode(reply.body)
-            finish = _finish_decoder.decode(answer.chunk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise garbled("derender", url, error) from error
-        notes = answer.derender
+        done = derendered(answer.chunk, answer.derender, url)
         stream.state = answer.stream_state
-        stream.digest = notes.context if notes else None
-        return Derendered(
-            chunk=answer.chunk,
-            model=finish.model,
-            finished=bool(finish.choices) and finish.choices[0].finish_reason is not None,
-            empty=notes.empty if notes else False,
-            completion_tokens=notes.completion_tokens if notes else None,
-            reasoning_tokens=notes.reasoning_tokens if notes else None,
-        )
+        stream.digest = answer.derender.context if answer.derender else None
+        return done
 
     async def whole(
         self,
@@ -127,3 +120,19 @@ class DerenderClient:
             "derender", "POST", url, encode(request), budget=budget, headers=headers
         )
         return reply.body
+
+
+def derendered(chunk: msgspec.Raw, notes: Notes | None, source: str) -> Derendered:
+    """What an answer says. ``source`` names its sender. Raises ``HopError`` for what is no chunk."""
+    try:
+        finish = _finish_decoder.decode(chunk)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise garbled("derender", source, error) from error
+    return Derendered(
+        chunk=chunk,
+        model=finish.model,
+        finished=bool(finish.choices) and finish.choices[0].finish_reason is not None,
+        empty=notes.empty if notes else False,
+        completion_tokens=notes.completion_tokens if notes else None,
+        reasoning_tokens=notes.reasoning_tokens if notes else None,
+    )

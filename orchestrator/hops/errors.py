@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from render_tier.protocol.errors import STATUS_TYPES, ApiError
+from render_tier.protocol.errors import STATUS_TYPES, ApiError, ErrorInfo
 
 HopName = Literal["render", "prefill", "decode", "derender"]
 
@@ -99,6 +99,12 @@ class Refused(HopError):
     member_fault = False
 
 
+class NotOffered(HopError):
+    """The member does not do this, or not now; there is another way."""
+
+    member_fault = False
+
+
 class NoMembers(HopError):
     """The role has no members."""
 
@@ -141,6 +147,11 @@ def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> Ho
     return Failed(
         hop, f"the {hop} hop failed", retry_safe=safe, detail=f"HTTP {status}: {detail}", member=member
     )
+
+
+def error_from_body(hop: HopName, member: str, error: ErrorInfo) -> HopError:
+    """The error of a stream in a session; its code is a status."""
+    return error_from_answer(hop, member, error.code, msgspec.json.encode({"error": error}))
 
 
 def _read_error(body: bytes) -> _Info | None:

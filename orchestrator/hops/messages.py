@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from render_tier.protocol.session import Notes
+
 Raw = msgspec.Raw
 
 
@@ -54,22 +56,12 @@ def present(raw: Raw) -> Raw | None:
     return None if bytes(raw) in (b"", b"null") else raw
 
 
-class DerenderNotes(msgspec.Struct):
-    """Our extension of the streaming derender answer: counts of the choice so far, and whether the chunk
-    shows the client anything. ``context`` stands for the request's context in later calls."""
-
-    context: str | None = None
-    completion_tokens: int = 0
-    reasoning_tokens: int | None = None
-    empty: bool = False
-
-
 class DerenderStreamAnswer(msgspec.Struct):
     """``derender`` is absent from a derender tier that does not know the extension."""
 
     chunk: Raw
     stream_state: Raw
-    derender: DerenderNotes | None = None
+    derender: Notes | None = None
 
 
 class ChunkChoice(msgspec.Struct):

@@ -11,7 +11,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, Unreachable, error_from_answer
+from orchestrator.hops.errors import (
+    Garbled,
+    HopError,
+    HopName,
+    NotOffered,
+    TimedOut,
+    Unreachable,
+    error_from_answer,
+)
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -118,6 +126,23 @@ class Transport:
                 await self.expect_ok(hop, url, response)
                 content = await self.read(hop, url, response, self._max_reply_bytes)
                 return Reply(response.status, response.headers, content)
+
+    async def connect(self, hop: HopName, url: str, heartbeat: float) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket. ``heartbeat``: seconds between pings that find out whether the other side is alive.
+        Raises ``NotOffered`` when the handshake is refused, another ``HopError`` when there is nobody."""
+        with mapped_errors(hop, url):
+            try:
+                return await self._session.ws_connect(
+                    url,
+                    heartbeat=heartbeat,
+                    max_msg_size=self._max_reply_bytes,
+                    compress=0,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                raise NotOffered(
+                    hop, f"the {hop} tier offers no sessions", detail=repr(error), member=url
+                ) from error
 
     async def status(self, url: str, budget: float) -> int:
         """The status of a GET whose answer does not matter. Raises ``HopError`` when there is none."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestrator.core.assembly import engine_choice
 from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.usage import RunUsage
-from orchestrator.hops.derender import Context, Derendered, StreamState
-from orchestrator.server.attempts import on_render_members
+from orchestrator.hops.derender import Derendered
+from orchestrator.server.derender_stream import DerenderStream
 
 if TYPE_CHECKING:
     from orchestrator.server.exchange import Exchange
@@ -41,13 +40,11 @@ class OutputPump:
         on_stop_matched: Callable[[], None],
     ) -> None:
         self._exchange = exchange
-        self._index = index
-        self._prompt = prompt
         self._usage = usage
         self._on_visible = on_visible
         self._on_stop_matched = on_stop_matched
         self._pending = Pending(exchange.services.settings.limits.pending_tokens)
-        self._stream = StreamState()
+        self._stream = DerenderStream(exchange, index, prompt.fields["token_ids"], len(prompt.token_ids))
         self._wake = asyncio.Event()
         self._space = asyncio.Event()
         self._finished = False
@@ -75,16 +72,19 @@ class OutputPump:
 
     async def run(self) -> None:
         """Raises ``HopError`` when derender fails for good."""
-        while True:
-            output = self._pending.take()
-            if output is not None:
-                self._space.set()
-                await self._hand_over(output, await self._derender(output))
-            elif self._finished:
-                return
-            else:
-                self._wake.clear()
-                await self._wake.wait()
+        try:
+            while True:
+                output = self._pending.take()
+                if output is not None:
+                    self._space.set()
+                    await self._hand_over(output, await self._derender(output))
+                elif self._finished:
+                    return
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            self._stream.close()
 
     async def _hand_over(self, output: Output, derendered: Derendered) -> None:
         exchange = self._exchange
@@ -102,34 +102,9 @@ class OutputPump:
             self._on_stop_matched()
 
     async def _derender(self, output: Output) -> Derendered:
-        """One streaming derender call, on another member when the first fails."""
         exchange, services = self._exchange, self._exchange.services
-        chunk: dict[str, Any] = {
-            "request_id": exchange.response_id,
-            "created": exchange.created,
-            "choices": [engine_choice(self._index, output)],
-            "output_mode": "tokens",
-        }
-        if self._stream.state is None and exchange.return_token_ids:
-            chunk["prompt_token_ids"] = self._prompt.fields["token_ids"]
-        context = Context(
-            endpoint=exchange.endpoint,
-            model=exchange.requested_model,
-            request=exchange.request_json,
-            prompt_token_ids=self._prompt.fields["token_ids"],
-            prompt_tokens=len(self._prompt.token_ids),
-        )
-        budget = exchange.budget(services.settings.timeouts.derender)
-
-        async def call(url: str) -> Derendered:
-            return await services.derender_client.chunk(
-                url, context, self._stream, chunk, exchange.render_headers, budget
-            )
-
         began = perf_counter()
-        derendered = await on_render_members(
-            services, "derender", services.settings.policy.derender_attempts, call
-        )
+        derendered = await self._stream.read(output)
         services.metrics.derender_calls.observe(perf_counter() - began)
         exchange.model = derendered.model or exchange.model
         return derendered

@@ -1,0 +1,194 @@
+"""Hop 4 as a session: WebSockets to render members, many streams on each, in lock step per stream.
+
+A call is a frame and its answer. Frames that are ready at the same moment, or while the socket is busy, leave
+in one message, so the cost of a message is shared by the streams that an engine step has moved on. The server
+answers frames in order, so a queue of waiting calls is all the bookkeeping there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from orchestrator.hops.errors import HopError, NotOffered, TimedOut, Unreachable, error_from_body
+from orchestrator.hops.transport import Transport, encode
+from render_tier.protocol.session import SESSION_PATH, Answer
+
+_decoder = msgspec.json.Decoder(list[Answer])
+
+
+class Link:
+    """One connection. ``streams``: how many are open on it. ``moving``: the server is about to stop."""
+
+    def __init__(self, url: str, socket: Any) -> None:
+        self.url = url
+        self.streams = 0
+        self.moving = False
+        self.closed = False
+        self._socket = socket
+        self._numbers = 0
+        self._frames: list[bytes] = []
+        self._ready = asyncio.Event()
+        self._waiting: deque[tuple[int, asyncio.Future[Answer]]] = deque()
+        loop = asyncio.get_running_loop()
+        self._writer = loop.create_task(self._write(), name=f"session writer {url}")
+        self._reader = loop.create_task(self._read(), name=f"session reader {url}")
+
+    def __repr__(self) -> str:
+        return f"<Link {self.url} streams={self.streams} moving={self.moving} closed={self.closed}>"
+
+    def number(self) -> int:
+        """For a new stream."""
+        self._numbers += 1
+        self.streams += 1
+        return self._numbers
+
+    def call(self, frame: dict[str, Any]) -> asyncio.Future[Answer]:
+        """Send a frame that asks for an answer, which the future gives; it fails with ``HopError``."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self.closed:
+            future.set_exception(self._lost())
+            return future
+        self._waiting.append((frame["stream"], future))
+        self._send(frame)
+        return future
+
+    def end(self, number: int) -> None:
+        """Close a stream."""
+        self.streams -= 1
+        if not self.closed:
+            self._send({"stream": number, "close": True})
+
+    def abandon(self) -> None:
+        """The connection is of no use any more: every call that waits fails."""
+        if not self.closed:
+            self._lose_calls()
+            self._reader.cancel()
+
+    def _lose_calls(self) -> None:
+        self.closed = True
+        for _number, future in self._waiting:
+            if not future.done():
+                future.set_exception(self._lost())
+        self._waiting.clear()
+        self._frames.clear()
+
+    async def close(self) -> None:
+        self.abandon()
+        await asyncio.wait([self._reader, self._writer])
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        self._frames.append(encode(frame))
+        self._ready.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._ready.wait()
+                self._ready.clear()
+                frames, self._frames = self._frames, []
+                await self._socket.send_bytes(b"[" + b",".join(frames) + b"]")
+        except (OSError, RuntimeError):  # aiohttp says either when the connection is gone
+            self.abandon()
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._socket:
+                if not isinstance(message.data, bytes | str):
+                    break
+                for answer in _decoder.decode(message.data):
+                    self._take(answer)
+        except (OSError, RuntimeError, msgspec.MsgspecError, UnicodeError, LookupError):
+            pass  # lost, or not what the protocol says
+        finally:
+            self._lose_calls()
+            self._writer.cancel()
+            await self._socket.close()
+
+    def _take(self, answer: Answer) -> None:
+        if answer.moving:
+            self.moving = True
+            return
+        number, future = self._waiting.popleft()
+        if number != answer.stream:
+            raise LookupError("answers out of order")
+        if future.done():  # its caller is gone
+            return
+        if answer.error is not None:
+            future.set_exception(error_from_body("derender", self.url, answer.error))
+        else:
+            future.set_result(answer)
+
+    def _lost(self) -> HopError:
+        return Unreachable("derender", "the connection to the derender tier was lost", member=self.url)
+
+
+class SessionPool:
+    """The links to all members. A member that refuses the handshake is not asked again for ``recheck``
+    seconds. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        streams_per_connection: int,
+        connect_timeout: float,
+        heartbeat: float,
+        recheck: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._transport = transport
+        self._streams_per_connection = streams_per_connection
+        self._connect_timeout = connect_timeout
+        self._heartbeat = heartbeat
+        self._recheck = recheck
+        self._clock = clock
+        self._links: dict[str, list[Link]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._not_before: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<SessionPool {[link for links in self._links.values() for link in links]}>"
+
+    async def link(self, base_url: str) -> Link | None:
+        """A connection with room for another stream; None where the member offers no sessions. Raises
+        ``HopError`` when it cannot be reached."""
+        if (free := self._free(base_url)) is not None:
+            return free
+        async with self._locks.setdefault(base_url, asyncio.Lock()):
+            if (free := self._free(base_url)) is not None:
+                return free
+            if self._clock() < self._not_before.get(base_url, 0.0):
+                return None
+            try:
+                async with asyncio.timeout(self._connect_timeout):
+                    socket = await self._transport.connect(
+                        "derender", base_url + SESSION_PATH, self._heartbeat
+                    )
+            except TimeoutError as error:
+                raise TimedOut("derender", "the derender tier does not answer", member=base_url) from error
+            except NotOffered:
+                self._not_before[base_url] = self._clock() + self._recheck
+                return None
+            link = Link(base_url, socket)
+            self._links.setdefault(base_url, []).append(link)
+            return link
+
+    async def close(self) -> None:
+        for links in self._links.values():
+            for link in links:
+                await link.close()
+        self._links.clear()
+
+    def _free(self, base_url: str) -> Link | None:
+        links = self._links.get(base_url, ())
+        if any(link.closed for link in links):
+            links = self._links[base_url] = [link for link in links if not link.closed]
+        for link in links:
+            if not link.moving and link.streams < self._streams_per_connection:
+                return link
+        return None

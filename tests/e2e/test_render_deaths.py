@@ -1,0 +1,152 @@
+"""Render replicas that die, or are told to stop, under load: no stream loses, repeats or changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from orchestrator.demo.script import WEATHER_TOOL
+from tests.e2e.test_four_hops import becomes_idle, metric
+from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
+
+STREAMS = 12
+ANSWER = (
+    "<think>\nThe user asks about a walk tonight; é, 𓂀 and 🌦 are no letters of mine. "
+    + "So it goes, step by step. " * 5
+    + "\n</think>\n\nLet me look — first "
+    + "here, then there; " * 5
+    + '🌦.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ōsaka 🌦 '
+    + "and on " * 6
+    + '", "hours": 4}}\n</tool_call><|im_end|>'
+)
+ASK: dict[str, Any] = {
+    "model": "qwen3",
+    "messages": [{"role": "user", "content": "A walk in Oslo?"}],
+    "tools": [WEATHER_TOOL],
+    "logprobs": True,
+    "return_token_ids": True,
+}
+PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
+
+
+class Stack:
+    """Two render tiers, an engine that plays the answer, and the orchestrator."""
+
+    def __init__(self, exits: ExitStack, model: Path, directory: Path, *, sessions: bool) -> None:
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.token_ids: list[int] = tokenizer.encode(ANSWER, add_special_tokens=False).ids
+        script = directory / "script.json"
+        script.write_text(json.dumps([{"token_ids": self.token_ids, "interval_ms": 15}]))
+        config = directory / "orchestrator.toml"
+        config.write_text(f"[sessions]\nenabled = {str(sessions).lower()}\n[health]\ninterval = 0.2\n")
+        served = ("--served-model-name", "qwen3")
+        keyed = ("--state-key", "a", "--session-snapshot-tokens", "16")
+        self.renders: list[ServerProcess] = [
+            exits.enter_context(
+                render_tier_server(
+                    model, *served, *PARSERS, *keyed, log_dir=directory, name=f"render-{number}"
+                )
+            )
+            for number in range(2)
+        ]
+        engine = exits.enter_context(
+            engine_server(
+                "--model", model, *served, "--script", script, "--max-num-seqs", "64", log_dir=directory
+            )
+        )
+        members = [word for render in self.renders for word in ("--render", render.url)]
+        self.orchestrator = exits.enter_context(
+            orchestrator_server(*members, "--decode", engine.url, "--config", config, log_dir=directory)
+        )
+
+    def expected(self) -> Any:
+        """The whole answer, derendered at once."""
+        with httpx.Client(base_url=self.orchestrator.url, timeout=60) as client:
+            return client.post("/v1/chat/completions", json=ASK).raise_for_status().json()
+
+
+@pytest.fixture
+def stacks(qwen3_dir: Path, tmp_path: Path) -> Iterator[Any]:
+    with ExitStack() as exits:
+        yield lambda sessions: Stack(exits, qwen3_dir, tmp_path, sessions=sessions)
+
+
+async def read(client: httpx.AsyncClient, halfway: asyncio.Event) -> dict[str, Any]:
+    """A streamed answer, put together."""
+    seen: dict[str, Any] = {
+        "reasoning": "",
+        "content": "",
+        "calls": [],
+        "ids": [],
+        "logprobs": 0,
+        "finish": [],
+    }
+    async with client.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = [json.loads(line[6:]) async for line in _events(response, halfway)]
+    for [choice] in (event["choices"] for event in lines):
+        delta = choice["delta"]
+        seen["reasoning"] += delta.get("reasoning") or ""
+        seen["content"] += delta.get("content") or ""
+        for call in delta.get("tool_calls") or []:
+            if call["id"]:
+                seen["calls"].append([call["id"], call["function"]["name"], ""])
+            seen["calls"][call["index"]][2] += call["function"]["arguments"] or ""
+        seen["ids"] += choice["token_ids"] or []
+        seen["logprobs"] += len((choice["logprobs"] or {}).get("content") or [])
+        seen["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
+    return seen
+
+
+async def _events(response: httpx.Response, halfway: asyncio.Event) -> AsyncIterator[str]:
+    number = 0
+    async for line in response.aiter_lines():
+        if line.startswith("data: {"):
+            number += 1
+            yield line
+        if number > 40:
+            halfway.set()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "sign"),
+    [(True, signal.SIGKILL), (True, signal.SIGTERM), (False, signal.SIGKILL)],
+    ids=["sessions, killed", "sessions, told to stop", "single calls, killed"],
+)
+def test_every_stream_goes_on_elsewhere(stacks: Any, sessions: bool, sign: signal.Signals) -> None:
+    stack = stacks(sessions)
+    whole = stack.expected()
+    message = whole["choices"][0]["message"]
+
+    async def run() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(base_url=stack.orchestrator.url, timeout=60) as client:
+            halfway = asyncio.Event()
+            streams = [asyncio.create_task(read(client, halfway)) for _ in range(STREAMS)]
+            await halfway.wait()
+            held = [metric(render.url, "render_tier_session_streams") for render in stack.renders]
+            assert all(held) if sessions else not any(held)
+            await asyncio.to_thread(stack.renders[0].kill, sign)
+            return await asyncio.gather(*streams)
+
+    for seen in asyncio.run(run()):
+        assert seen["ids"] == stack.token_ids == whole["choices"][0]["token_ids"]
+        assert seen["logprobs"] == len(stack.token_ids) == whole["usage"]["completion_tokens"]
+        assert seen["reasoning"] == message["reasoning"]
+        assert seen["content"] == (message["content"] or "")
+        [[identifier, name, arguments]] = seen["calls"]
+        assert identifier.startswith("chatcmpl-tool-")
+        assert name == "get_weather"
+        assert arguments == message["tool_calls"][0]["function"]["arguments"]
+        assert seen["finish"] == ["tool_calls"]
+    becomes_idle(stack.orchestrator)
+    assert metric(stack.orchestrator.url, "pd_session_streams") == 0
+    assert metric(stack.renders[1].url, "render_tier_session_streams") == 0

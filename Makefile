@@ -10,7 +10,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
-	test-manifest constraints clean
+	fault-campaign test-manifest constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ models-demo: venv-demo
 
 test: models ## every test that needs nothing but this machine; ARGS="-k name" goes to pytest
 	$(BIN)/pytest $(ARGS)
+
+fault-campaign: venv ## 5,000 requests with random faults on every hop (minutes); FAULT_SEED=n repeats one
+	FAULT_REQUESTS=$${FAULT_REQUESTS:-5000} $(BIN)/pytest -q -s --no-header tests/faults/test_campaign.py
 
 demo: models-demo ## all four hops on this machine, one chat, and what happened; ARGS=--keep leaves it running
 	@$(BIN)/pd-orchestrator demo $(ARGS)

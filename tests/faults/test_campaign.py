@@ -1,7 +1,7 @@
 """The randomized fault campaign (`campaign.py`).
 
-FAULT_REQUESTS (default 400) requests with FAULT_SEED (default: drawn anew, and printed); `make fault-campaign`
-runs 5,000. A failing request is named with its seed and number: FAULT_SEED=… FAULT_ONLY=… runs it alone.
+FAULT_REQUESTS (default 400) requests with FAULT_SEED (default: drawn anew, and printed); 5,000 of them by
+`make fault-campaign`. A failing request is named with its seed and number: FAULT_SEED=… FAULT_ONLY=… runs it alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ async def test_every_request_has_its_answer_or_one_honest_error_and_leaves_nothi
     print(f"\nFAULT_SEED={SEED} requests {numbers[0]}-{numbers[-1]}")
     policy = {"held_kv": held_kv, "abort_decode": "first_token" if held_kv == "free" else "at_once"}
     limits = {"admission": {"decode_per_member": 8}}
-    async with launched(
-        render=2, prefill=2, decode=3, settings=SETTINGS | {"policy": policy} | limits
-    ) as stack:
+    settings = SETTINGS | {"policy": policy} | limits
+    async with launched(render=2, prefill=2, decode=3, pace=0.004, settings=settings) as stack:
         campaign = Campaign(stack, SEED, kills=ONLY is None)
         await campaign.run(numbers)
         print(dict(campaign.outcomes))

@@ -15,6 +15,7 @@ from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import ApiError
 from render_tier.rendering.renderer import Renderer
 from render_tier.rendering.settings import RenderSettings
+from render_tier.server.memory import return_freed_memory
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
@@ -74,6 +75,7 @@ class Service:
             self._fall_back("parity", f"IDs of {difference[:200]!r} differ")
             return
         slot.adopt(fast)
+        return_freed_memory()
         log.info("tokenizer_engine", engine=fast.name)
 
     def _fall_back(self, kind: Fallback, reason: str) -> None:
@@ -92,6 +94,7 @@ class Service:
                 self.renderer.chat(ChatCompletionRequest.parse(probe))
         except ApiError as error:
             log.warning("warm_up_refused", reason=error.message)
+        return_freed_memory()
 
 
 def _render_settings(settings: Settings) -> RenderSettings:

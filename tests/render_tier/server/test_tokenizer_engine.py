@@ -29,7 +29,7 @@ async def _adopted(app: RenderApp, client: httpx.AsyncClient) -> str:
 
 async def test_the_fast_engine_takes_over_and_changes_no_answer(smollm2_dir: Path) -> None:
     settings = settings_for(smollm2_dir, tokenizer_engine="auto")
-    service = Service.load(settings)
+    service = await asyncio.to_thread(Service.load, settings)
     before = service.renderer.engine.ids(TEXT["prompt"], add_special_tokens=False)
     app, client = await app_client(settings, service)
     async with client:
@@ -51,7 +51,7 @@ async def test_without_the_package_the_reference_serves_on(
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
     settings = settings_for(smollm2_dir, tokenizer_engine="auto")
-    app, client = await app_client(settings, Service.load(settings))
+    app, client = await app_client(settings, await asyncio.to_thread(Service.load, settings))
     async with client:
         metrics = await _adopted(app, client)
         assert 'render_tier_tokenizer_engine{engine="tokenizers"} 1.0' in metrics
@@ -71,7 +71,7 @@ async def test_an_engine_that_gives_other_ids_is_not_used(
 
     monkeypatch.setattr(FastEngine, "ids", wrong)
     settings = settings_for(smollm2_dir, tokenizer_engine="auto")
-    service = Service.load(settings)
+    service = await asyncio.to_thread(Service.load, settings)
     expected = service.renderer.engine.ids(TEXT["prompt"], add_special_tokens=False)
     app, client = await app_client(settings, service)
     async with client:

@@ -38,46 +38,45 @@ ASK: dict[str, Any] = {
 PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
 
-class Stack:
-    """Two render tiers, an engine that plays the answer, and the orchestrator."""
+def render(model: Path, directory: Path, name: str) -> ServerProcess:
+    options = (
+        "--served-model-name",
+        "qwen3",
+        *PARSERS,
+        "--state-key",
+        "a",
+        "--session-snapshot-tokens",
+        "16",
+    )
+    return render_tier_server(model, *options, log_dir=directory, name=name)
 
-    def __init__(self, exits: ExitStack, model: Path, directory: Path, *, sessions: bool) -> None:
+
+class Backends:
+    """What outlives a test: the render tier that survives, and an engine that plays the answer."""
+
+    def __init__(self, exits: ExitStack, model: Path, directory: Path) -> None:
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.token_ids: list[int] = tokenizer.encode(ANSWER, add_special_tokens=False).ids
         script = directory / "script.json"
         script.write_text(json.dumps([{"token_ids": self.token_ids, "interval_ms": 15}]))
-        config = directory / "orchestrator.toml"
-        config.write_text(f"[sessions]\nenabled = {str(sessions).lower()}\n[health]\ninterval = 0.2\n")
-        served = ("--served-model-name", "qwen3")
-        keyed = ("--state-key", "a", "--session-snapshot-tokens", "16")
-        self.renders: list[ServerProcess] = [
-            exits.enter_context(
-                render_tier_server(
-                    model, *served, *PARSERS, *keyed, log_dir=directory, name=f"render-{number}"
-                )
-            )
-            for number in range(2)
-        ]
-        engine = exits.enter_context(
-            engine_server(
-                "--model", model, *served, "--script", script, "--max-num-seqs", "64", log_dir=directory
-            )
+        self.render = exits.enter_context(render(model, directory, "render-survivor"))
+        options = (
+            "--model",
+            model,
+            "--served-model-name",
+            "qwen3",
+            "--script",
+            script,
+            "--max-num-seqs",
+            "64",
         )
-        members = [word for render in self.renders for word in ("--render", render.url)]
-        self.orchestrator = exits.enter_context(
-            orchestrator_server(*members, "--decode", engine.url, "--config", config, log_dir=directory)
-        )
-
-    def expected(self) -> Any:
-        """The whole answer, derendered at once."""
-        with httpx.Client(base_url=self.orchestrator.url, timeout=60) as client:
-            return client.post("/v1/chat/completions", json=ASK).raise_for_status().json()
+        self.engine = exits.enter_context(engine_server(*options, log_dir=directory))
 
 
-@pytest.fixture
-def stacks(qwen3_dir: Path, tmp_path: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def backends(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backends]:
     with ExitStack() as exits:
-        yield lambda sessions: Stack(exits, qwen3_dir, tmp_path, sessions=sessions)
+        yield Backends(exits, qwen3_dir, tmp_path_factory.mktemp("deaths"))
 
 
 async def read(client: httpx.AsyncClient, halfway: asyncio.Event) -> dict[str, Any]:
@@ -122,31 +121,49 @@ async def _events(response: httpx.Response, halfway: asyncio.Event) -> AsyncIter
     [(True, signal.SIGKILL), (True, signal.SIGTERM), (False, signal.SIGKILL)],
     ids=["sessions, killed", "sessions, told to stop", "single calls, killed"],
 )
-def test_every_stream_goes_on_elsewhere(stacks: Any, sessions: bool, sign: signal.Signals) -> None:
-    stack = stacks(sessions)
-    whole = stack.expected()
+def test_every_stream_goes_on_elsewhere(
+    backends: Backends, qwen3_dir: Path, tmp_path: Path, sessions: bool, sign: signal.Signals
+) -> None:
+    config = tmp_path / "orchestrator.toml"
+    config.write_text(f"[sessions]\nenabled = {str(sessions).lower()}\n[health]\ninterval = 0.2\n")
+    with ExitStack() as exits:
+        doomed = exits.enter_context(render(qwen3_dir, tmp_path, "render-doomed"))
+        members = ("--render", doomed.url, "--render", backends.render.url, "--decode", backends.engine.url)
+        orchestrator = exits.enter_context(
+            orchestrator_server(*members, "--config", config, log_dir=tmp_path)
+        )
+        whole = (
+            httpx.post(f"{orchestrator.url}/v1/chat/completions", json=ASK, timeout=60)
+            .raise_for_status()
+            .json()
+        )
+
+        async def run() -> list[dict[str, Any]]:
+            async with httpx.AsyncClient(base_url=orchestrator.url, timeout=60) as client:
+                halfway = asyncio.Event()
+                streams = [asyncio.create_task(read(client, halfway)) for _ in range(STREAMS)]
+                await halfway.wait()
+                held = [metric(tier.url, "render_tier_session_streams") for tier in (doomed, backends.render)]
+                assert all(held) if sessions else not any(held)
+                await asyncio.to_thread(doomed.kill, sign)
+                return await asyncio.gather(*streams)
+
+        for seen in asyncio.run(run()):
+            check(seen, whole, backends.token_ids)
+        becomes_idle(orchestrator)
+        assert metric(orchestrator.url, "pd_session_streams") == 0
+        assert metric(backends.render.url, "render_tier_session_streams") == 0
+
+
+def check(seen: dict[str, Any], whole: dict[str, Any], token_ids: list[int]) -> None:
+    """A stream is the whole answer, derendered at once; every token of the engine is accounted for."""
     message = whole["choices"][0]["message"]
-
-    async def run() -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(base_url=stack.orchestrator.url, timeout=60) as client:
-            halfway = asyncio.Event()
-            streams = [asyncio.create_task(read(client, halfway)) for _ in range(STREAMS)]
-            await halfway.wait()
-            held = [metric(render.url, "render_tier_session_streams") for render in stack.renders]
-            assert all(held) if sessions else not any(held)
-            await asyncio.to_thread(stack.renders[0].kill, sign)
-            return await asyncio.gather(*streams)
-
-    for seen in asyncio.run(run()):
-        assert seen["ids"] == stack.token_ids == whole["choices"][0]["token_ids"]
-        assert seen["logprobs"] == len(stack.token_ids) == whole["usage"]["completion_tokens"]
-        assert seen["reasoning"] == message["reasoning"]
-        assert seen["content"] == (message["content"] or "")
-        [[identifier, name, arguments]] = seen["calls"]
-        assert identifier.startswith("chatcmpl-tool-")
-        assert name == "get_weather"
-        assert arguments == message["tool_calls"][0]["function"]["arguments"]
-        assert seen["finish"] == ["tool_calls"]
-    becomes_idle(stack.orchestrator)
-    assert metric(stack.orchestrator.url, "pd_session_streams") == 0
-    assert metric(stack.renders[1].url, "render_tier_session_streams") == 0
+    assert seen["ids"] == token_ids == whole["choices"][0]["token_ids"]
+    assert seen["logprobs"] == len(token_ids) == whole["usage"]["completion_tokens"]
+    assert seen["reasoning"] == message["reasoning"]
+    assert seen["content"] == (message["content"] or "")
+    [[identifier, name, arguments]] = seen["calls"]
+    assert identifier.startswith("chatcmpl-tool-")
+    assert name == "get_weather"
+    assert arguments == message["tool_calls"][0]["function"]["arguments"]
+    assert seen["finish"] == ["tool_calls"]

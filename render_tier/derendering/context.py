@@ -7,16 +7,16 @@ again costs a hash, and one that does not costs a look-up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import msgspec
 
-from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.formats import PLAIN, reasoning_format, starts_with_reasoning, tool_format
 from render_tier.core.formats.guided import answer_format
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
+from render_tier.core.prompt_state import switched
 from render_tier.core.stops import StopTable
 from render_tier.core.tool_schema import ToolSchemas
 from render_tier.derendering.served import ServedModel, check_ids
@@ -187,22 +187,14 @@ class ContextResolver:
         return self._required if choice == "required" else self._with_tools
 
     def _prompt_state(self, request: ChatCompletionRequest, prompt_ids: list[int] | None) -> bool | None:
-        """The prompt decides; a template switch that turns thinking off decides where the prompt says
-        nothing."""
         if self._reasoning is None:
             return None
-        if prompt_ids is not None:
-            state = prompt_reasoning(self._reasoning, prompt_ids, self._model.vocabulary)
-            if state is not None:
-                return state
         kwargs = self._template_kwargs(request)
-        if _any_of(self._reasoning.enabled_by, kwargs):
-            return True
-        return False if _any_of(self._reasoning.disabled_by, kwargs) else None
+        return starts_with_reasoning(self._reasoning, self._tool, prompt_ids, self._model.vocabulary, kwargs)
 
     def _repeats_reasoning(self, request: ChatCompletionRequest) -> bool:
         values = self._reasoning.repeated_by if self._reasoning is not None else {}
-        return _any_of(values, self._template_kwargs(request))
+        return switched(values, self._template_kwargs(request))
 
     def _template_kwargs(self, request: ChatCompletionRequest) -> dict[str, Any]:
         kwargs = {**self._settings.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
@@ -227,7 +219,3 @@ class ContextResolver:
             hold_limit=settings.hold_limit,
             blank_limit=settings.blank_limit,
         )
-
-
-def _any_of(values: Mapping[str, Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(kwargs.get(name) is value for name, value in values.items())

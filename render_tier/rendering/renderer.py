@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from render_tier.core.formats import prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
 from render_tier.model.engines import EngineSlot, ReferenceEngine
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
@@ -327,9 +327,7 @@ class Renderer:
         fmt = self._reasoning
         if fmt is None:
             return None
-        if any(kwargs.get(name) == value for name, value in fmt.disabled_by.items()):
-            return True
-        is_open = prompt_reasoning(fmt, prompt_ids, self._assets.vocabulary)
+        is_open = starts_with_reasoning(fmt, self._tools, prompt_ids, self._assets.vocabulary, kwargs)
         if is_open is not None:
             return not is_open
         return fmt.initial not in fmt.states

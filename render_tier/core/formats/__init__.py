@@ -40,7 +40,7 @@ from render_tier.core.formats.qwen3_coder import QWEN3_CODER
 from render_tier.core.formats.seed_oss import SEED_OSS, SEED_OSS_REASONING
 from render_tier.core.formats.step3p5 import STEP3P5, STEP3P5_REASONING
 from render_tier.core.formats.xlam import XLAM
-from render_tier.core.prompt_state import prompt_reasoning
+from render_tier.core.prompt_state import prompt_reasoning, starts_with_reasoning
 from render_tier.core.table import ReasoningFormat, ToolFormat
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "UnknownFormat",
     "prompt_reasoning",
     "reasoning_format",
+    "starts_with_reasoning",
     "tool_format",
 ]
 

@@ -14,6 +14,7 @@ from render_tier.core.formats import (
     UnknownFormat,
     prompt_reasoning,
     reasoning_format,
+    starts_with_reasoning,
     tool_format,
 )
 from render_tier.core.grammar import Grammar
@@ -91,3 +92,36 @@ def test_the_end_of_the_prompt_decides(
         prompt.replace("<think>", "[THINK]").replace("</think>", "[/THINK]"), add_special_tokens=False
     ).ids
     assert prompt_reasoning(brackets, ids, vocabulary) is open_
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kwargs", "starts"),
+    [
+        ("<|im_start|>assistant\n<think>\na<tool_call>\n", {}, False),
+        ("<|im_start|>assistant\n<tool_call>", {}, False),
+        ("<|im_start|>assistant\n<tool_call>{}</tool_call><think>", {}, True),
+        ("<|im_start|>user\n<tool_call><|im_end|>\n<|im_start|>assistant\n", {}, None),
+        ("<|im_start|>assistant\n", {"enable_thinking": False}, False),
+        ("<|im_start|>assistant\n", {"enable_thinking": 0}, None),
+        ("<|im_start|>assistant\n<think>\nwhy", {"enable_thinking": False}, True),
+    ],
+)
+def test_prompt_then_switches_decide_whether_the_answer_starts_with_reasoning(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, prompt: str, kwargs: dict[str, object], starts: bool | None
+) -> None:
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    qwen3, hermes = reasoning_format("qwen3"), tool_format("hermes")
+    assert starts_with_reasoning(qwen3, hermes, ids, vocabulary, kwargs) is starts
+
+
+def test_switches_decide_where_no_prompt_is_known(vocabulary: Vocabulary) -> None:
+    v3 = reasoning_format("deepseek_v3")
+    assert starts_with_reasoning(v3, None, None, vocabulary, {"thinking": True}) is True
+    assert starts_with_reasoning(v3, None, None, vocabulary, {"thinking": False}) is False
+    assert starts_with_reasoning(v3, None, None, vocabulary, {}) is None
+    # Values that came in as JSON are equal, not identical.
+    v4 = reasoning_format("deepseek_v4")
+    assert (
+        starts_with_reasoning(v4, None, None, vocabulary, {"reasoning_effort": "".join(["no", "ne"])})
+        is False
+    )

@@ -70,8 +70,7 @@ def prompt_reasoning(
 def _call_markers(fmt: ReasoningFormat, tool: ToolFormat | None, vocabulary: Vocabulary) -> frozenset[int]:
     if tool is None or not fmt.ended_by_tools:
         return frozenset()
-    markers = tool.states[CONTENT].on.keys()
-    if tool.reasoning_ends is not None:
-        markers &= tool.reasoning_ends
-    found = (vocabulary.token_id(marker) for marker in markers)
+    ends = tool.reasoning_ends
+    markers = (marker for marker in tool.states[CONTENT].on if ends is None or marker in ends)
+    found = map(vocabulary.token_id, markers)
     return frozenset(token_id for token_id in found if token_id is not None)

@@ -59,7 +59,7 @@ vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3
 test-vllm: models ## the tests against a real vLLM
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/pytest -m vllm tests/vllm $(ARGS)
 
-bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender_stream, bench-engine
+bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)
 
 test-manifest: venv ## write down which tests must exist (tests/expected*.json); CI fails when one is missing

@@ -1,5 +1,5 @@
 """Every recorded output through every way that derender has: the cache on, off and too small, workers at
-random, a session, a session that is lost. All give the same bytes, and they say what the whole answer says."""
+random, a session, a session that is lost. All give the same bytes, and they say what the whole says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,118 @@
+"""Clients that cost little themselves: raw HTTP over asyncio streams, and the orchestrator's session link."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from benchmarks.derender.workload import PATH, Workload
+from orchestrator.hops.sessions import Link
+from render_tier.protocol.session import SESSION_PATH, Answer
+
+
+class _Notes(msgspec.Struct):
+    context: str
+
+
+class _Reply(msgspec.Struct):
+    stream_state: msgspec.Raw
+    derender: _Notes | None = None
+
+
+_reply = msgspec.json.Decoder(_Reply)
+
+
+class Http:
+    """One kept-alive connection."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self.sent = self.received = 0
+        """Bytes of bodies."""
+
+    async def open(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=1 << 26)
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        content = await self._reader.readexactly(length)
+        if not answer.startswith(b"http/1.1 200"):
+            raise RuntimeError(content.decode(errors="replace")[:500])
+        self.sent += len(body)
+        self.received += length
+        return content
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class CallStream:
+    """A stream by single calls; ``full`` sends the whole context each time, as vLLM's clients must."""
+
+    def __init__(self, http: Http, work: Workload, number: int, *, full: bool) -> None:
+        self._http, self._work, self._number, self._full = http, work, number, full
+        self._state = b"null"
+        self._context: str | None = None
+
+    async def read(self, position: int) -> None:
+        if self._full or self._context is None:
+            body = self._work.full_call(self._number, position, self._state)
+        else:
+            body = self._work.named_call(self._number, position, self._state, self._context)
+        reply = _reply.decode(await self._http.post(PATH, body))
+        self._state = bytes(reply.stream_state)
+        self._context = reply.derender.context if reply.derender else None
+
+
+class SessionStream:
+    """A stream on a shared link."""
+
+    def __init__(self, link: CountingLink, work: Workload, number: int) -> None:
+        self._link, self._work, self._name = link, work, number
+        self._number = link.number()
+        self._opened = False
+
+    async def read(self, position: int) -> None:
+        token = self._work.output[position % len(self._work.output)]
+        frame: dict[str, Any] = {
+            "stream": self._number,
+            "chunk": {"choices": [{"index": 0, "token_ids": [token], "finish_reason": None}]},
+        }
+        if not self._opened:
+            self._opened = True
+            frame["open"] = self._work.opening(self._name)
+        answer: Answer = await self._link.call(frame)
+        self._link.received += len(answer.chunk) + len(answer.stream_state) + 120
+
+    def close(self) -> None:
+        self._link.end(self._number)
+
+
+class CountingLink(Link):
+    """Counts bytes of bodies: sent exactly, received about (the parts of an answer that vary, and its
+    keys)."""
+
+    sent = 0
+    received = 0
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        super()._send(frame)
+        self.sent += len(self._frames[-1]) + 1
+
+
+async def connect(http: aiohttp.ClientSession, url: str) -> CountingLink:
+    socket = await http.ws_connect(url + SESSION_PATH, compress=0, max_msg_size=1 << 28)
+    return CountingLink(url, socket)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -42,6 +42,7 @@ class Sessions:
         metrics = runtime.metrics
         self._messages = metrics.session_messages
         self._gauges = (metrics.sessions, metrics.session_streams, metrics.session_bytes)
+        self._shown = (0, 0, 0)
         self._changed = asyncio.Event()
         runtime.on_drain.append(self.drain)
 
@@ -127,27 +128,33 @@ class Sessions:
 
     async def _converse(self, session: Session, receive: Receive, send: Send) -> int:
         """Returns the code to close with; 0 when there is nobody to tell."""
-        idle = self._settings.session_idle_seconds
-        while True:
-            async with asyncio.timeout(idle):
-                message = await receive()
-            if message["type"] != "websocket.receive":
-                return 0
-            text = message.get("text")
-            data: str | bytes = message["bytes"] if text is None else text
-            try:
-                answer = await self._answer(session, data)
-            except Overloaded:
-                return TRY_LATER
-            except ApiError:
-                return UNREADABLE
-            self._messages.inc()
-            self._show()
-            if answer:
-                async with asyncio.timeout(idle):
-                    # In kind: who sends bytes is spared the coding of text.
-                    reply = {"bytes": answer} if text is None else {"text": answer.decode()}
-                    await send({"type": "websocket.send", **reply})
+        async with _IdleLimit(self._settings.session_idle_seconds) as limit:
+            while True:
+                limit.seen()
+                code = await self._exchange(session, receive, send)
+                if code is not None:
+                    return code
+
+    async def _exchange(self, session: Session, receive: Receive, send: Send) -> int | None:
+        """One message and its answer; the code to close with, if that was the end."""
+        message = await receive()
+        if message["type"] != "websocket.receive":
+            return 0
+        text = message.get("text")
+        data: str | bytes = message["bytes"] if text is None else text
+        try:
+            answer = await self._answer(session, data)
+        except Overloaded:
+            return TRY_LATER
+        except ApiError:
+            return UNREADABLE
+        self._messages.inc()
+        self._show()
+        if answer:
+            # In kind: who sends bytes is spared the coding of text.
+            reply = {"bytes": answer} if text is None else {"text": answer.decode()}
+            await send({"type": "websocket.send", **reply})
+        return None
 
     async def _answer(self, session: Session, data: str | bytes) -> bytes:
         if len(data) <= self._settings.session_inline_bytes:
@@ -157,8 +164,40 @@ class Sessions:
     def _show(self) -> None:
         self._changed.set()
         values = (len(self._open), self._budget.streams, self._budget.bytes)
-        for gauge, value in zip(self._gauges, values, strict=True):
-            gauge.set(value)
+        if values != self._shown:
+            self._shown = values
+            for gauge, value in zip(self._gauges, values, strict=True):
+                gauge.set(value)
+
+
+class _IdleLimit:
+    """Raises TimeoutError in its body when `seen` has not been called for ``seconds``: one timer for many
+    calls, where a time-out for each would cost as much as a token."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._last = self._loop.time()
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def seen(self) -> None:
+        self._last = self._loop.time()
+
+    def _check(self) -> None:
+        left = self._last + self._seconds - self._loop.time()
+        if left <= 0:
+            self._timeout.reschedule(self._loop.time())
+        else:
+            self._timer = self._loop.call_later(left, self._check)
+
+    async def __aenter__(self) -> _IdleLimit:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        self._timer.cancel()
+        await self._timeout.__aexit__(*error)
 
 
 async def _close(send: Send, code: int) -> None:

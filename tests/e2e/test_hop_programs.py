@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.hop_programs import answer, run, streamed_answer
-from tests.support.processes import ServerProcess
+from tests.support.processes import ServerProcess, render_tier_server
 
 CHATS: dict[str, dict[str, Any]] = {
     "short": {
@@ -65,6 +67,31 @@ def test_four_hops_give_the_answer_of_three(
     assert answer(completion) == answer(colocated)
     assert completion["usage"] == colocated["usage"]
     assert streamed_answer(run("four_hop.py", chat, *urls, "--stream")) == answer(colocated)
+
+
+@pytest.fixture(scope="module")
+def second_render(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--served-model-name", "smollm2")
+    with render_tier_server(smollm2_dir, *options, log_dir=server_logs, name="render-second") as process:
+        yield process
+
+
+@pytest.mark.parametrize(
+    "program",
+    [("three_hop_digest.py",), ("three_hop_session.py",), ("three_hop_session.py", "--break-after", "5")],
+    ids=["digest", "session", "session lost"],
+)
+def test_programs_that_send_the_context_once_give_the_same_answer(
+    program: tuple[str, ...],
+    render_tier: ServerProcess,
+    second_render: ServerProcess,
+    colocated_engine: ServerProcess,
+) -> None:
+    chat = CHATS["short"]
+    [whole] = run("three_hop.py", chat, "--render", render_tier.url, "--engine", colocated_engine.url)
+    renders = ("--render", render_tier.url, "--render", second_render.url)
+    chunks = run(program[0], chat, *renders, "--engine", colocated_engine.url, *program[1:])
+    assert streamed_answer(chunks) == answer(whole)
 
 
 def curl(url: str, body: dict[str, Any], *options: str) -> str:

@@ -1,6 +1,7 @@
 """The four hops as plain HTTP calls: all that a driver of one's own needs to know.
 
-The two programs beside this file put them together. Only `httpx` is used, and only fields of the contract.
+The programs beside this file put them together. Only `httpx` is used, and only fields of the contract, but
+in `derender_stream_short`, which uses what the render tier adds to it.
 """
 
 from __future__ import annotations
@@ -104,3 +105,33 @@ def derender_stream(
         answer = post(client, f"{render_url}/v1/chat/completions/derender", body)
         states[index] = answer["stream_state"]
         yield answer["chunk"]
+
+
+def derender_stream_short(
+    client: httpx.Client, render_urls: list[str], chat: Json, rendered: Json, chunks: Iterator[Json]
+) -> Iterator[Json]:
+    """`derender_stream` with small calls to any of several render tiers: the request and the prompt are sent
+    once and then named by their digest; a tier that does not know it says so (409) and is sent them."""
+    whole = {"prompt_token_ids": rendered["token_ids"], "chat_request": chat}
+    states: dict[int, Json] = {}
+    context: str | None = None
+    for number, chunk in enumerate(chunks):
+        index = chunk["choices"][0]["index"] if chunk["choices"] else 0
+        url = f"{render_urls[number % len(render_urls)]}/v1/chat/completions/derender"
+        body = {
+            "stream": True,
+            "model": chat.get("model"),
+            "generate_chunk": chunk,
+            "stream_state": states.get(index),
+            "prompt_tokens": len(rendered["token_ids"]),
+        }
+        named = {"context": context} if context else whole
+        response = client.post(url, json=body | named)
+        if response.status_code == 409:
+            response = client.post(url, json=body | whole)
+        if response.status_code != 200:
+            raise SystemExit(f"{url} answered {response.status_code}: {response.text}")
+        answer = response.json()
+        states[index], context = answer["stream_state"], answer["derender"]["context"]
+        if not answer["derender"]["empty"]:
+            yield answer["chunk"]

@@ -154,9 +154,9 @@ def encode(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 def client(served: Served, encode: Callable[[str], list[int]]) -> Callable[..., Client]:
     """A client of a fresh derenderer: ``client(request fields, **settings)``."""
 
-    def make(request: dict[str, Any] | None = None, **settings: Any) -> Client:
+    def make(request: dict[str, Any] | None = None, model: Served = served, **settings: Any) -> Client:
         options: dict[str, Any] = {"reasoning_parser": "qwen3", "tool_parser": "hermes", **settings}
-        derenderer = Derenderer(served, DerenderSettings(**options), clock=lambda: 1000.9)
+        derenderer = Derenderer(model, DerenderSettings(**options), clock=lambda: 1000.9)
         prompt = encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
         made = Client(derenderer, encode, prompt)
         made.request = {**made.request, **(request or {})}

@@ -33,6 +33,9 @@ class Server(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     grace: Seconds = 30.0
     """After SIGTERM, running requests may take this long; then they end with an error."""
+    sse_keepalive: Seconds | None = None
+    """A comment goes out when a stream has been silent for so long, also before its first output, for
+    proxies that drop idle connections. An error after the first comment is an event, not an HTTP status."""
     keepalive: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 75.0
     """How long a client's idle connection is kept; whole seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -137,6 +140,10 @@ class PolicySettings(Section):
     prefill_attempts: Count = 2
     decode_attempts: Count = 2
     derender_attempts: Count = 2
+    continuations: Annotated[int, Field(ge=0)] = 0
+    """How often a stream whose decode fails after visible output may go on elsewhere: prompt and output so
+    far are prefilled again and decoded from there. Unless sampling is greedy, the rest is another sample than
+    the failed engine would have given. 0: an error event ends the stream."""
     skip_prefill_for_one_token: bool = True
     """A request for one token is decoded without a prefill leg."""
     skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = 0

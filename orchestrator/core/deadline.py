@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from render_tier.protocol.errors import BadRequest
 
@@ -43,6 +44,10 @@ def _seconds(value: str | float, name: str) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise BadRequest(f"{name} must be a positive number of seconds", param=name)
     return seconds
+
+
+TIMEOUT_HEADER: Final = "X-Request-Timeout"
+"""Seconds that the receiver may take: what a client sends us, and we send to each hop."""
 
 
 def deadline(now: float, wish: float | None, limit: float) -> Deadline:

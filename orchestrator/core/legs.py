@@ -13,7 +13,7 @@ where it holds back EOS and stop token IDs; for stop strings derender honours it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import msgspec
@@ -127,6 +127,34 @@ def read_render_replies(body: bytes) -> list[RenderedPrompt]:
     if not items:
         raise RenderReplyError("render reply: no prompts")
     return [read_render_reply(item) for item in items]
+
+
+def can_continue(prompt: RenderedPrompt) -> bool:
+    """Whether engines that are given prompt and output as their prompt go on as the first one would have.
+
+    Not where sampling looks back at the output alone: a grammar, a budget of thinking tokens, penalties on
+    what was sampled.
+    """
+    sampling = prompt.sampling
+    looks_back = ("structured_outputs", "thinking_token_budget", "presence_penalty", "frequency_penalty",
+                  "repetition_detection", "bad_words")  # fmt: skip
+    return not any(sampling.get(name) for name in looks_back)
+
+
+def continued(prompt: RenderedPrompt, output: list[int]) -> RenderedPrompt:
+    """``output`` as part of the prompt, with what is left of the limits on output."""
+    token_ids = prompt.token_ids + output
+    least = prompt.sampling.get("min_tokens") or 0
+    limits = {
+        "max_tokens": prompt.max_tokens - len(output),
+        "min_tokens": max(0, least - len(output)),
+    }
+    return replace(
+        prompt,
+        token_ids=token_ids,
+        fields={**prompt.fields, "token_ids": msgspec.Raw(msgspec.json.encode(token_ids))},
+        sampling={**prompt.sampling, **limits},
+    )
 
 
 def out_of_vocabulary(token_ids: Iterable[int], vocab_size: int) -> int | None:

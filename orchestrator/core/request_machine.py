@@ -33,7 +33,10 @@ retry of a decode leg in P/D mode goes through ``PREFILLING`` again.
 
 ``BUFFERING`` is "tokens have arrived, the client has seen nothing": a failure there can still be repaired
 invisibly, and a whole (non-streaming) answer stays there until the end. ``STREAMING`` is "the client has seen
-output": nothing is retried any more, since a second sample would differ.
+output": nothing is retried any more, since a second sample would differ. What can be done, if policy wants
+it, is to go on: what was sent becomes part of the prompt (``EXTEND_PROMPT``), other members take it from
+there, and derender's state for the choice stays as it is. Such a run does not buffer again: its next first
+token is ``RESUMED`` and leads straight back to ``STREAMING``.
 
 The client leaving is handled by what an abort costs at that moment. Before prefill has answered, an abort
 frees everything. After it, an abort of the finished prefill does nothing, so the choice is between a
@@ -111,6 +114,12 @@ class Event(Enum):
     """Decode failed; another attempt is allowed and starts with a fresh prefill."""
     DECODE_RETRY_DIRECT = "decode_retry_direct"
     """Decode failed; another attempt is allowed and needs no prefill."""
+    DECODE_RESUME = "decode_resume"
+    """Decode failed after the client has seen output; the run goes on elsewhere, with a fresh prefill."""
+    DECODE_RESUME_DIRECT = "decode_resume_direct"
+    """As above, and decode computes the prompt by itself."""
+    RESUMED = "resumed"
+    """The first token of a run that goes on after visible output."""
     DECODE_FAILED = "decode_failed"
     FLUSHED = "flushed"
     """Everything that decode gave has been derendered and handed over."""
@@ -147,6 +156,8 @@ class Effect(Enum):
     ABORT_DECODE = "abort_decode"
     RESET_OUTPUT = "reset_output"
     """Forget the tokens and parser state of the failed attempt."""
+    EXTEND_PROMPT = "extend_prompt"
+    """The output so far becomes part of the prompt of the run's next legs."""
     FLUSH = "flush"
     COUNT_RECOMPUTE = "count_recompute"
     ARM_CLEANUP = "arm_cleanup"
@@ -221,6 +232,7 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
     },
     S.DECODING: {
         E.FIRST_TOKEN: Step(S.BUFFERING, (F.KV_CONSUMED,)),
+        E.RESUMED: Step(S.STREAMING, (F.KV_CONSUMED,)),
         # A decode that was refused or died has not told the prefill engine anything: the blocks sit out the
         # lease.
         E.DECODE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
@@ -249,6 +261,8 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
     S.STREAMING: {
         E.DECODE_ENDED: Step(S.FINISHING, (F.FLUSH,)),
         E.STOP_MATCHED: Step(S.FINISHING, (F.ABORT_DECODE, F.FLUSH)),
+        E.DECODE_RESUME: Step(S.PREFILLING, (F.EXTEND_PROMPT, F.START_PREFILL)),
+        E.DECODE_RESUME_DIRECT: Step(S.QUEUED, (F.EXTEND_PROMPT, F.CHOOSE_DECODE)),
         E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
         E.DERENDER_FAILED: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
         E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_DECODE,)),
@@ -305,7 +319,8 @@ ABORT_EARLY: Final[Mapping[State, Row]] = {
 _RENDER = frozenset({E.RENDERED, E.RENDERED_DIRECT, E.RENDER_RETRY, E.RENDER_FAILED})
 _PREFILL = frozenset({E.PREFILLED, E.PREFILL_RETRY, E.PREFILL_RECOMPUTE, E.PREFILL_FAILED})
 _DECODE_RETRIES = frozenset({E.DECODE_RETRY, E.DECODE_RETRY_DIRECT})
-_DECODE = _DECODE_RETRIES | {E.FIRST_TOKEN, E.DECODE_ENDED, E.DECODE_FAILED}
+_RESUMES = frozenset({E.DECODE_RESUME, E.DECODE_RESUME_DIRECT})
+_DECODE = _DECODE_RETRIES | _RESUMES | {E.FIRST_TOKEN, E.RESUMED, E.DECODE_ENDED, E.DECODE_FAILED}
 _OUTPUT = frozenset({E.VISIBLE, E.STOP_MATCHED, E.FLUSHED, E.DERENDER_FAILED})
 _LEASE = frozenset({E.LEASE_RETRY, E.LEASE_LOST})
 _ADMISSION = frozenset({E.DECODE_ADMITTED})
@@ -321,17 +336,25 @@ IMPOSSIBLE: Final[Mapping[State, frozenset[Event]]] = {
     S.QUEUED: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
     # The finish reason always comes after ``FIRST_TOKEN``: the chunk that carries it is fed as that event
     # first.
-    S.DECODING: _RENDER | _PREFILL | _OUTPUT | _ADMISSION | _CLEANUP | {E.DECODE_ENDED},
+    S.DECODING: _RENDER | _PREFILL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES | {E.DECODE_ENDED},
     # The lease is settled at the first token.
-    S.BUFFERING: _RENDER | _PREFILL | _LEASE | _ADMISSION | _CLEANUP | {E.FIRST_TOKEN, E.FLUSHED},
+    S.BUFFERING: (
+        _RENDER | _PREFILL | _LEASE | _ADMISSION | _CLEANUP | _RESUMES | {E.FIRST_TOKEN, E.RESUMED, E.FLUSHED}
+    ),
     S.STREAMING: (
         _RENDER | _PREFILL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
-        | {E.FIRST_TOKEN, E.VISIBLE, E.FLUSHED}
+        | {E.FIRST_TOKEN, E.RESUMED, E.VISIBLE, E.FLUSHED}
     ),
     S.FINISHING: _RENDER | _PREFILL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
     # Nothing is retried for a client that is gone, so retries are never decided on in these two.
-    S.DRAINING: _RENDER | _PREFILL | _DECODE_RETRIES | _OUTPUT | _ADMISSION | {E.DECODE_ENDED, E.LEASE_RETRY},
-    S.FREEING: _RENDER | _PREFILL | _DECODE_RETRIES | _OUTPUT | _ADMISSION | {E.DECODE_ENDED, E.LEASE_RETRY},
+    S.DRAINING: (
+        _RENDER | _PREFILL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
+    ),
+    S.FREEING: (
+        _RENDER | _PREFILL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
+    ),
     # Hops of a finished run have been cancelled and report to nobody.
     S.DONE: _HOPS,
     S.FAILED: _HOPS,
@@ -357,6 +380,8 @@ class Policy:
     """When no prefill engine delivers: an error, or decode computes the prompt."""
     prefill_attempts: int = 2
     decode_attempts: int = 2
+    continuations: int = 0
+    """How often a run may go on elsewhere after the client has seen output."""
 
 
 def build_table(policy: Policy) -> Mapping[State, Row]:
@@ -373,7 +398,9 @@ def build_table(policy: Policy) -> Mapping[State, Row]:
 class RequestMachine:
     """One run's state and its counts of attempts. No clock, no I/O; feeding returns what to do."""
 
-    __slots__ = ("_table", "decode_attempts", "policy", "prefill_attempts", "state", "uses_prefill")
+    __slots__ = (
+        "_table", "continuations", "decode_attempts", "policy", "prefill_attempts", "state", "uses_prefill",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy, table: Mapping[State, Row] | None = None) -> None:
         """``table`` is ``build_table(policy)``, given by callers that make many machines."""
@@ -383,6 +410,7 @@ class RequestMachine:
         self.uses_prefill = False
         self.prefill_attempts = 0
         self.decode_attempts = 0
+        self.continuations = 0
 
     def __repr__(self) -> str:
         attempts = f"prefill={self.prefill_attempts} decode={self.decode_attempts}"
@@ -402,6 +430,9 @@ class RequestMachine:
             self.uses_prefill = True
         elif event is Event.PREFILL_RECOMPUTE:
             self.uses_prefill = False
+        if Effect.EXTEND_PROMPT in step.effects:
+            self.continuations += 1
+            self.prefill_attempts = self.decode_attempts = 0
         if Effect.START_PREFILL in step.effects:
             self.prefill_attempts += 1
         if Effect.START_DECODE in step.effects:
@@ -422,8 +453,16 @@ class RequestMachine:
             return Event.PREFILL_RECOMPUTE
         return Event.PREFILL_FAILED
 
-    def after_decode_failure(self, *, retry_safe: bool) -> Event:
-        """Which event a failed decode hop is, in the present state."""
+    def first_token(self) -> Event:
+        """Which event decode's first token is, in the present state."""
+        resumed = self.state is State.DECODING and self.continuations
+        return Event.RESUMED if resumed else Event.FIRST_TOKEN
+
+    def after_decode_failure(self, *, retry_safe: bool, continuable: bool = False) -> Event:
+        """Which event a failed decode hop is, in the present state. ``continuable``: another engine, given
+        the output so far, would go on as if nothing had happened."""
+        if self.state is State.STREAMING and continuable and self.continuations < self.policy.continuations:
+            return Event.DECODE_RESUME if self.uses_prefill else Event.DECODE_RESUME_DIRECT
         repeatable = self.state in (State.DECODING, State.BUFFERING)
         if not (repeatable and retry_safe and self.decode_attempts < self.policy.decode_attempts):
             return Event.DECODE_FAILED

@@ -2,8 +2,10 @@
 
 Follows the WHATWG event stream grammar: lines end with LF, CR or CRLF; a line that starts with a colon is a
 comment; a blank line ends an event; several ``data`` lines of one event are joined by LF; a leading byte
-order mark is dropped. Only ``data`` matters to us, so other fields are skipped. Payloads stay bytes: a
-character that is split between two reads is whole again before anyone decodes it.
+order mark is dropped. Only ``data`` matters to us, so the grammar's other fields are skipped. A line that is
+none of them is refused, where the grammar would have it skipped: it is a damaged line, and skipping it would
+lose tokens without a word. Payloads stay bytes: a character that is split between two reads is whole again
+before anyone decodes it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,19 @@ from typing import Final
 BOM: Final = b"\xef\xbb\xbf"
 DONE: Final = b"[DONE]"
 DONE_FRAME: Final = b"data: [DONE]\n\n"
+KEEPALIVE_FRAME: Final = b": keep-alive\n\n"
+"""A comment: clients skip it, proxies see traffic."""
 
 
 class StreamTooLarge(Exception):
     """The peer sent an event longer than the bound."""
+
+
+class NotAnEventStream(Exception):
+    """The peer sent a line that no event stream has."""
+
+
+FIELDS: Final = frozenset({b"data", b"event", b"id", b"retry"})
 
 
 class SSEDecoder:
@@ -42,7 +53,8 @@ class SSEDecoder:
         return bool(self._data) or self._line_bytes > 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads of the events that ``piece`` completes. Raises ``StreamTooLarge``."""
+        """The payloads of the events that ``piece`` completes. Raises ``StreamTooLarge`` and
+        ``NotAnEventStream``."""
         if self._after_cr and piece:
             self._after_cr = False
             if piece.startswith(b"\n"):
@@ -83,8 +95,10 @@ class SSEDecoder:
             value = line[6:] if line.startswith(b"data: ") else line[5:]
         elif line == b"data":
             value = b""
-        else:
+        elif line.startswith(b":") or line.partition(b":")[0] in FIELDS:
             return
+        else:
+            raise NotAnEventStream(f"a line of an event stream begins with {line[:20]!r}")
         self._held += len(value) + 1
         if self._held > self._max:
             raise StreamTooLarge(f"a server-sent event exceeds {self._max} bytes")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.core.sse import DONE, SSEDecoder, StreamTooLarge
+from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
 from orchestrator.hops.errors import Failed, Garbled, HopError, Unreachable
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.prefill import GENERATE
@@ -66,7 +66,7 @@ class DecodeClient:
                 async for piece in response.content.iter_any():
                     try:
                         payloads = sse.feed(piece)
-                    except StreamTooLarge as error:
+                    except (StreamTooLarge, NotAnEventStream) as error:
                         raise garbled("decode", url, error) from error
                     for payload in payloads:
                         if payload == DONE:

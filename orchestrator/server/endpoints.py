@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping
 
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestrator.core.sse import KEEPALIVE_FRAME
 from orchestrator.hops.render import Endpoint
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
+from orchestrator.server.outbox import Outbox
 from orchestrator.server.services import Services
 from render_tier.protocol.errors import ApiError, PayloadTooLarge
 
@@ -59,8 +61,11 @@ class CompletionEndpoint:
 
 
 async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
-    outbox = exchange.outbox
-    first = await outbox.next()
+    outbox, keepalive = exchange.outbox, exchange.services.settings.server.sse_keepalive
+    first = await _next(outbox, keepalive)
+    while first is KEEPALIVE_FRAME and not exchange.streaming:
+        # Not validated yet, or an answer in one piece.
+        first = await _next(outbox, keepalive)
     explanation = exchange.explanation()
     explained = [] if explanation is None else [(b"x-pd-decisions", explanation)]
     if first is None:
@@ -71,13 +76,25 @@ async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     if not exchange.streaming:
         await _send_whole(send, 200, first, response_id, explained)
         return
+    outbox.unseen = False
     await send(_start(200, [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"),
                             (b"x-accel-buffering", b"no"), *explained], response_id))  # fmt: skip
     frames: bytes | None = first
     while frames is not None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
-        frames = await outbox.next()
+        frames = await _next(outbox, keepalive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _next(outbox: Outbox, keepalive: float | None) -> bytes | None:
+    """What waits for the client, or a comment after ``keepalive`` seconds without anything."""
+    if keepalive is None:
+        return await outbox.next()
+    try:
+        async with asyncio.timeout(keepalive):
+            return await outbox.next()
+    except TimeoutError:
+        return KEEPALIVE_FRAME
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from math import inf
 from time import perf_counter
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ import structlog
 
 from orchestrator.core import legs
 from orchestrator.core.assembly import choiceless_frame, error_frames, with_fields
-from orchestrator.core.deadline import deadline
+from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Affinity, Decision
 from orchestrator.core.sse import DONE_FRAME, frame
@@ -61,7 +62,7 @@ class Exchange:
         self.requested_model = request.model
         self.model = request.model
         self.return_token_ids = request.return_token_ids
-        self.engine_headers = request.forwarded
+        self._forwarded = request.forwarded
         self.render_headers = {**request.forwarded, "X-Request-Id": self.base_id}
         # The loop's own clock counts whole milliseconds under uvloop.
         self.timing = Timing(perf_counter())
@@ -98,6 +99,10 @@ class Exchange:
     def budget(self, limit: float) -> float:
         """Seconds that a hop with this ``limit`` of its own may take."""
         return self._deadline.budget(self._loop.time(), limit)
+
+    def engine_headers(self, limit: float | None = None) -> dict[str, str]:
+        """For a leg that starts now and may take ``limit`` seconds, or what is left of the request."""
+        return {**self._forwarded, TIMEOUT_HEADER: f"{self.budget(limit or inf):.3f}"}
 
     def needs_chunks(self, prompt: legs.RenderedPrompt) -> bool:
         """Whether output is derendered as it comes: for the client, or to find a stop string in time."""
@@ -145,13 +150,14 @@ class Exchange:
                 )
                 if member is None:
                     raise NoMembers("render", "there is no render tier")
+                budget = self.budget(services.settings.timeouts.render)
                 with member.busy():
                     rendered = await services.render_client.render(
                         member.url,
                         self.endpoint,
                         self._request.body,
-                        self.render_headers,
-                        self.budget(services.settings.timeouts.render),
+                        {**self.render_headers, TIMEOUT_HEADER: f"{budget:.3f}"},
+                        budget,
                     )
         except Busy as error:
             run.post(Event.RENDER_FAILED, error)

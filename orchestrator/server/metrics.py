@@ -77,6 +77,9 @@ class Metrics:
         )
         self.hop_errors = Counter("pd_hop_errors", "Failed legs by kind.", ["hop", "kind"], registry=registry)
         self.retries = Counter("pd_retries", "Legs sent again.", ["hop"], registry=registry)
+        self.continuations = Counter(
+            "pd_continuations", "Streams that went on elsewhere after visible output.", registry=registry
+        )
         self.recomputes = Counter(
             "pd_prefill_recomputes",
             "Runs whose prompt decode computed because prefill gave nothing usable.",

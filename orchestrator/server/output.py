@@ -47,6 +47,7 @@ class OutputPump:
         self._stream = DerenderStream(exchange, index, prompt.fields["token_ids"], len(prompt.token_ids))
         self._wake = asyncio.Event()
         self._space = asyncio.Event()
+        self._idle = asyncio.Event()
         self._finished = False
         self._visible = False
 
@@ -60,10 +61,15 @@ class OutputPump:
     async def put(self, output: Output) -> None:
         """Waits while too much is pending."""
         self._pending.add(output)
+        self._idle.clear()
         self._wake.set()
         while self._pending.full:
             self._space.clear()
             await self._space.wait()
+
+    async def drained(self) -> None:
+        """Wait until everything that was put has been handed over."""
+        await self._idle.wait()
 
     def finish(self) -> None:
         """There will be no more output."""
@@ -82,6 +88,7 @@ class OutputPump:
                     return
                 else:
                     self._wake.clear()
+                    self._idle.set()
                     await self._wake.wait()
         finally:
             self._stream.close()

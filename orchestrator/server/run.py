@@ -78,6 +78,8 @@ class Run:
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._held = False
         self._kv_params: dict[str, Any] | None = None
+        self._extended: legs.RenderedPrompt | None = None
+        """The prompt of further legs, once the run has gone on after visible output."""
         self._closed = False
         self._reset_output()
         services.integrity.runs += 1
@@ -149,7 +151,7 @@ class Run:
 
     def _kv_stranded(self) -> None:
         if self._settle_lease():
-            self._services.note_stranded(self._reason, len(self._prompt.token_ids))
+            self._services.note_stranded(self._reason, len(self._leg_prompt.token_ids))
 
     def _choose_decode(self) -> None:
         self._cancel_hop()
@@ -166,7 +168,7 @@ class Run:
         self.post(Event.DECODE_ADMITTED)
 
     def _start_decode(self) -> None:
-        member, prompt = self._member, self._prompt
+        member, prompt = self._member, self._leg_prompt
         assert member is not None
         if self.machine.decode_attempts > 1:
             self._services.metrics.retries.labels("decode").inc()
@@ -189,7 +191,7 @@ class Run:
             self.post(Event.DECODE_FAILED)
             return
         leg_id = self._new_leg(member, "f")
-        request = legs.freeing_leg(self._prompt, leg_id, kv_params, self._placement)
+        request = legs.freeing_leg(self._leg_prompt, leg_id, kv_params, self._placement)
         self._hop = self._spawn(self._free(member, request), f"free {leg_id}")
 
     def _abort_prefill(self) -> None:
@@ -205,10 +207,20 @@ class Run:
         self._first = True
         self._last_arrival = 0.0
         self._received = 0
+        self._leg_received = 0
+        """Of the present decode leg."""
+        self._sent_ids: list[int] = []
+        """What decode has sent, kept where the run may go on elsewhere."""
         self._finish_seen = False
         self.flushed = False
         self.output = Output()
         self.usage = RunUsage()
+
+    def _extend_prompt(self) -> None:
+        self._services.metrics.continuations.inc()
+        self._extended = legs.continued(self._prompt, self._sent_ids)
+        self._first = True
+        self._leg_received = 0
 
     def _flush(self) -> None:
         if self.pump is not None:
@@ -243,13 +255,13 @@ class Run:
     async def _prefill(self, member: Member, leg_id: str, place: Place | None) -> None:
         exchange, timing = self.exchange, self.exchange.timing
         timing.mark("prefill_started", perf_counter())
-        request = legs.prefill_leg(self._prompt, leg_id, self._placement)
+        request = legs.prefill_leg(self._leg_prompt, leg_id, self._placement)
         try:
             with member.busy():
                 answer = await self._services.prefill_client.prefill(
                     member.url,
                     request,
-                    exchange.engine_headers,
+                    exchange.engine_headers(self._services.settings.timeouts.prefill),
                     exchange.budget(self._services.settings.timeouts.prefill),
                 )
         except HopError as error:
@@ -264,7 +276,7 @@ class Run:
         finally:
             _leave(place)
         self._services.prefill_pool.succeeded(member)
-        problem = unusable(answer.finish_reason, answer.kv_params, len(self._prompt.token_ids), leg_id)
+        problem = unusable(answer.finish_reason, answer.kv_params, len(self._leg_prompt.token_ids), leg_id)
         if problem is None and answer.kv_params is not None:
             if self._lease_seconds(answer.kv_params) <= 0:
                 problem = "the lease had ended when the params arrived"
@@ -280,15 +292,16 @@ class Run:
         self._services.prefill_pool.remember(member, self.affinity)
         timing.mark("prefilled", perf_counter())
         timing.prefill_member = member.url
-        self.cached_tokens = answer.cached_tokens
-        self.prompt_logprobs = answer.prompt_logprobs
+        if self._extended is None:
+            self.cached_tokens = answer.cached_tokens
+            self.prompt_logprobs = answer.prompt_logprobs
         self._kv_params = answer.kv_params
         self.post(Event.PREFILLED)
 
     async def _decode(self, member: Member, request: dict[str, Any], place: Place | None) -> None:
         timing = self.exchange.timing
         timing.mark("decode_started", perf_counter())
-        answers = self._services.decode_client.decode(member.url, request, self.exchange.engine_headers)
+        answers = self._services.decode_client.decode(member.url, request, self.exchange.engine_headers())
         try:
             with member.busy():
                 async with aclosing(answers):
@@ -300,7 +313,15 @@ class Run:
         except HopError as error:
             if not self._finish_seen:
                 self._note_failure(self._services.decode_pool, member, error)
-                self.post(self.machine.after_decode_failure(retry_safe=error.retry_safe), error)
+                continuable = self._continuable(error)
+                if continuable and self.pump is not None:
+                    # A stop string may be in what the client is still to get, and while the run goes on
+                    # elsewhere nothing may be on its way through derender.
+                    await self.pump.drained()
+                event = self.machine.after_decode_failure(
+                    retry_safe=error.retry_safe, continuable=continuable
+                )
+                self.post(event, error)
                 return
             # The answer is complete; only the end of the stream got lost.
         finally:
@@ -322,10 +343,10 @@ class Run:
         if self._first:
             self._first = False
             self.exchange.timing.mark("first_token", now)
-            self.post(Event.FIRST_TOKEN)
+            self.post(self.machine.first_token())
             # Without a client (draining) that was the end: this task is being cancelled.
             await asyncio.sleep(0)
-            if self.exchange.needs_chunks(self._prompt):
+            if self.pump is None and self.exchange.needs_chunks(self._prompt):
                 self._start_pump()
         else:
             gap = now - self._last_arrival
@@ -333,6 +354,9 @@ class Run:
             self._services.metrics.inter_token.observe(gap)
         self._last_arrival = now
         self._received += len(output.token_ids)
+        self._leg_received += len(output.token_ids)
+        if self._services.policy.continuations and self.exchange.streaming:
+            self._sent_ids += output.token_ids
         if self._received > self._prompt.max_tokens:
             raise Garbled("decode", "the decode engine sent more tokens than it was asked for")
         self._finish_seen = self._finish_seen or output.finish_reason is not None
@@ -355,7 +379,11 @@ class Run:
 
     def _take_notes(self, member: Member, answer: EngineAnswer) -> None:
         """What a colocated engine reports beside tokens; in P/D mode prefill has said it."""
-        if self.machine.uses_prefill:
+        reported = answer.usage.completion_tokens if answer.usage is not None else 0
+        if not answer.choices and reported > self._leg_received:
+            self._finish_seen = False
+            raise Garbled("decode", f"the engine has sampled {reported} tokens, {self._leg_received} arrived")
+        if self.machine.uses_prefill or self._extended is not None:
             return
         if answer.usage is not None and answer.usage.cached_tokens is not None:
             self.cached_tokens = answer.usage.cached_tokens
@@ -366,7 +394,7 @@ class Run:
         try:
             with member.busy():
                 answers = self._services.decode_client.decode(
-                    member.url, request, self.exchange.engine_headers
+                    member.url, request, self.exchange.engine_headers()
                 )
                 async with aclosing(answers):
                     async for _answer in answers:
@@ -398,6 +426,21 @@ class Run:
     def _prompt(self) -> legs.RenderedPrompt:
         assert self.prompt is not None
         return self.prompt
+
+    @property
+    def _leg_prompt(self) -> legs.RenderedPrompt:
+        """What engines are given."""
+        return self._prompt if self._extended is None else self._extended
+
+    def _continuable(self, error: HopError) -> bool:
+        """Whether another engine could go on where this one failed."""
+        return (
+            self._services.policy.continuations > 0
+            and self.exchange.streaming
+            and not error.client_fault
+            and self._received < self._prompt.max_tokens
+            and legs.can_continue(self._prompt)
+        )
 
     @property
     def _placement(self) -> legs.Placement:
@@ -510,6 +553,7 @@ _EFFECTS: Final[dict[Effect, Callable[[Run], None]]] = {
     Effect.ABORT_PREFILL: Run._abort_prefill,
     Effect.ABORT_DECODE: Run._abort_decode,
     Effect.RESET_OUTPUT: Run._reset_output,
+    Effect.EXTEND_PROMPT: Run._extend_prompt,
     Effect.FLUSH: Run._flush,
     Effect.COUNT_RECOMPUTE: Run._count_recompute,
     Effect.ARM_CLEANUP: Run._arm_cleanup,

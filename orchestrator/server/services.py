@@ -96,6 +96,7 @@ class Services:
             prefill_failure=policy.prefill_failure,
             prefill_attempts=policy.prefill_attempts,
             decode_attempts=policy.decode_attempts,
+            continuations=policy.continuations,
         )
         self.table = build_table(self.policy)
         interval = settings.health.interval

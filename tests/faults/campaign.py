@@ -123,6 +123,7 @@ class Case:
             self.faults[hop] += [None] * draw.randrange(3) if hop == "derender" else []
             self.faults[hop].append(fault)
         self.leaves_after = draw.uniform(0.0, 0.06) if draw.random() < 0.12 else None
+        self.plan = str({hop: faults for hop, faults in self.faults.items() if faults})
         self.planned = [fault for faults in self.faults.values() for fault in faults if fault is not None]
 
     def _piece(self, choice: int, i: int) -> str:
@@ -144,8 +145,9 @@ class Case:
         return not (self.planned or self.disturbed or "timeout" in self.body)
 
     def __str__(self) -> str:
-        planned = {hop: faults for hop, faults in self.faults.items() if faults}
-        return f"request {self.number} of seed {self.seed}: {self.body} {planned} leaves={self.leaves_after}"
+        return (
+            f"request {self.number} of seed {self.seed}: {self.body} {self.plan} leaves={self.leaves_after}"
+        )
 
 
 class Wrong(AssertionError):
@@ -171,11 +173,16 @@ def read_error(text: str | bytes, status: int | None = None) -> int:
 HONEST = {429, 500, 502, 503, 504}
 
 
+def is_honest(case: Case, code: int) -> bool:
+    """A refusal is passed on in kind, so it needs one that was planned."""
+    refused = any(isinstance(fault, Status) and fault.status == 400 for fault in case.planned)
+    return code in HONEST or (code == 400 and refused)
+
+
 def judge_status(case: Case, status: int, text: bytes) -> str:
     """An answer that is not 200."""
     code = read_error(text, status)
-    refused = any(isinstance(fault, Status) and fault.status == 400 for fault in case.planned)
-    check(code in HONEST or (code == 400 and refused), f"status {code} has no cause")
+    check(is_honest(case, code), f"status {code} has no cause")
     check("internal error" not in text.decode(), "a task crashed")
     check(not case.must_succeed, f"failed without a fault: {text!r}")
     return str(code)
@@ -208,7 +215,7 @@ def judge_stream(case: Case, text: bytes, complete: bool) -> str:
         check(not errors, "something follows the error")
         if "error" in message:
             errors += 1
-            check(read_error(payload) in HONEST, "an odd error event")
+            check(is_honest(case, read_error(payload)), f"an odd error event: {payload}")
             continue
         for choice in message["choices"]:
             index = choice["index"]

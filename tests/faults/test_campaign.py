@@ -1,7 +1,8 @@
 """The randomized fault campaign (`campaign.py`).
 
 FAULT_REQUESTS (default 400) requests with FAULT_SEED (default: drawn anew, and printed); 5,000 of them by
-`make fault-campaign`. A failing request is named with its seed and number: FAULT_SEED=… FAULT_ONLY=… runs it alone.
+`make fault-campaign`. A failing request is named with its seed and number: FAULT_SEED=… FAULT_ONLY=… runs it
+alone.
 """
 
 from __future__ import annotations

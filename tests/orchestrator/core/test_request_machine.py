@@ -56,6 +56,7 @@ queued client_gone -> abandoned:
 queued sibling_failed -> abandoned:
 queued deadline -> failed: fail
 decoding first_token -> buffering: kv_consumed
+decoding resumed -> streaming: kv_consumed
 decoding decode_retry -> prefilling: kv_stranded start_prefill
 decoding decode_retry_direct -> queued: kv_stranded choose_decode
 decoding decode_failed -> failed: kv_stranded fail
@@ -76,6 +77,8 @@ buffering sibling_failed -> abandoned: abort_decode
 buffering deadline -> failed: abort_decode fail
 streaming decode_ended -> finishing: flush
 streaming stop_matched -> finishing: abort_decode flush
+streaming decode_resume -> prefilling: extend_prompt start_prefill
+streaming decode_resume_direct -> queued: extend_prompt choose_decode
 streaming decode_failed -> failed: fail
 streaming derender_failed -> failed: abort_decode fail
 streaming client_gone -> abandoned: abort_decode
@@ -203,13 +206,17 @@ def walks(policy: Policy, count: int) -> list[list[tuple[State, Event, State, tu
     table = build_table(policy)
     paths = []
     for _ in range(count):
-        state, path = INITIAL.state, []
+        state, path, resumed = INITIAL.state, [], False
         while state not in TERMINAL:
             events = [e for e in Event if e in table[state]]
+            if state is State.DECODING:
+                # ``RequestMachine.first_token`` tells these apart.
+                events.remove(Event.FIRST_TOKEN if resumed else Event.RESUMED)
             # Equal odds would end nearly every walk before it reaches output.
             [event] = draw.choices(events, [0.2 if e in OUTSIDE else 1.0 for e in events])
             step = table[state][event]
             path.append((state, event, step.state, step.effects))
+            resumed = resumed or Effect.EXTEND_PROMPT in step.effects
             state = step.state
         paths.append(path)
     return paths
@@ -225,16 +232,16 @@ def test_laws_of_every_path(policy: Policy) -> None:
     for path in walks(policy, 1500):
         effects = [effect for *_, step in path for effect in step]
         outcome = [effect for effect in effects if effect in OUTCOMES]
-        held = visible = over = False
+        held = visible = over = resumed = False
         for _state, event, target, step in path:
             seen.add(target)
             for effect in step:
                 assert not (over and effect in STARTS | OUTCOMES), (
                     "work or a second outcome after the outcome"
                 )
-                assert not (visible and effect in STARTS | {Effect.RESET_OUTPUT}), (
-                    "retry after visible output"
-                )
+                resumed = resumed or effect is Effect.EXTEND_PROMPT
+                assert not (visible and not resumed and effect in STARTS), "retry after visible output"
+                assert not (visible and effect is Effect.RESET_OUTPUT), "output taken back"
                 if effect is Effect.HOLD_KV:
                     assert not held
                     held = True

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.sse import BOM, DONE_FRAME, SSEDecoder, StreamTooLarge, frame
+from orchestrator.core.sse import BOM, DONE_FRAME, NotAnEventStream, SSEDecoder, StreamTooLarge, frame
 
 MAX = 10_000
 
@@ -24,8 +24,10 @@ def pieces_of(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", codec="utf-8"), max_size=12)
-ODD_LINES = ["", "", "data", "data:", "data:x", ": comment", "event: x", "id: 1", "retry: 5", "dataset: 1"]
-LINES = st.lists(st.one_of(TEXT.map("data: {}".format), TEXT, st.sampled_from(ODD_LINES)), max_size=20)
+ODD_LINES = ["", "", "data", "data:", "data:x", ": comment", "event: x", "id: 1", "retry: 5", "id"]
+LINES = st.lists(
+    st.one_of(TEXT.map("data: {}".format), TEXT.map(":{}".format), st.sampled_from(ODD_LINES)), max_size=20
+)
 ENDINGS = st.sampled_from([b"\n", b"\r", b"\r\n"])
 
 
@@ -69,7 +71,20 @@ def test_every_cut_gives_the_events_of_the_whole(lines: list[str], data: st.Data
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=10))
 def test_any_bytes_give_the_same_for_every_cut(stream: bytes, cuts: list[int]) -> None:
-    assert decode(pieces_of(stream, cuts)) == decode([stream])
+    assert outcome(pieces_of(stream, cuts)) == outcome([stream])
+
+
+def outcome(pieces: list[bytes]) -> list[bytes] | str:
+    try:
+        return decode(pieces)
+    except NotAnEventStream as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("line", ["dataset: 1", '{"error": 1}', "{}data: x", "HTTP/1.1 500", "\ufffd"])
+def test_a_damaged_line_is_refused_not_skipped(line: str) -> None:
+    with pytest.raises(NotAnEventStream):
+        decode([f"data: a\n\n{line}\n\ndata: b\n\n".encode()])
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))

@@ -397,8 +397,15 @@ class Machine:
             self._body_open += length
 
     def _close_body(self) -> None:
-        assert self._body is not None
-        self._body.close(self)
+        body = self._body
+        assert body is not None
+        body.close(self)
+        if body.status is Status.FAILED and len(body.raw.strip()) <= self._marker_open:
+            # One marker straight after another: the first opened nothing, and is no text either.
+            self._ledger.advance(self._marker_open + self._body_open, Region.MARKUP)
+            self._marker_open = self._body_open = 0
+            self._body = None
+            return
         self._body_over(self._node.failed)
 
     def _body_over(self, failed: Node) -> None:

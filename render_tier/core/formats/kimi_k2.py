@@ -35,7 +35,7 @@ KIMI_K2 = ToolFormat(
         "call": State(
             body=HeaderCallFormat(
                 separator=r"<\|tool_call_argument_begin\|>",
-                header=r"(?P<id>(?:functions\.)?(?P<name>[^:<|\s]+)(?::\d+)?).*",
+                header=r"(?P<id>(?:functions\.)?+(?P<name>[^:<|\s]+)(?::\d+)?).*",
                 ends=(_CALL_END, _SECTION_END),
             ),
             on=_MARKERS,

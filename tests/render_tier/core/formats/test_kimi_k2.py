@@ -38,6 +38,10 @@ def test_a_header_without_an_index_is_a_name() -> None:
     assert calls(read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.a')}{END}")) == [("a", "{}")]
 
 
+def test_a_header_without_a_name_is_no_call() -> None:
+    assert read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.:0')}{END}").calls == []
+
+
 def test_long_arguments_are_not_cut() -> None:
     arguments = '{"x": "' + "wave " * 4000 + '"}'
     assert calls(read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.a:0', arguments)}{END}")) == [

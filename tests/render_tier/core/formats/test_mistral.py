@@ -54,6 +54,11 @@ def test_cut_arguments_and_cut_names() -> None:
     assert read("mistral", "[TOOL_CALLS]save_sn").calls == []
 
 
+def test_a_marker_written_twice_counts_once() -> None:
+    got = read("mistral", "Ok.[TOOL_CALLS]\n[TOOL_CALLS]a[ARGS]{}")
+    assert (got.content, calls(got)) == ("Ok.", [("a", "{}")])
+
+
 def test_text_after_a_call_is_not_shown() -> None:
     got = read("mistral", "[TOOL_CALLS]a[ARGS]{} more")
     assert (got.content, calls(got)) == ("", [("a", "{}")])

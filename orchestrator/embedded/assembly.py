@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from orchestrator.embedded.weights import ModelError, read_json
 @dataclass(frozen=True)
 class EngineOptions:
     """Everything that can be chosen about one engine. ``blocks`` None: enough for every sequence at full
-    length (memory is used only as blocks are). ``max_model_len`` None: the model's own."""
+    length (memory is used only as blocks are). ``max_model_len`` None: the model's own. ``threads`` None: one
+    for each core that the process may run on."""
 
     model: Path
     role: Role = "both"
@@ -25,12 +27,19 @@ class EngineOptions:
     served_names: tuple[str, ...] = ()
     max_model_len: int | None = None
     blocks: int | None = None
-    threads: int = 1
+    threads: int | None = None
     max_logprobs: int = 20
     engine: EngineSettings = field(default_factory=EngineSettings)
     transfer: TransferServerSettings = field(default_factory=TransferServerSettings)
     advertised_host: str | None = None
     max_body_bytes: int = 16 << 20
+
+
+def available_cores() -> int:
+    """Cores that the scheduler may run this process on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def build_surface(options: EngineOptions) -> EngineSurface:
@@ -58,7 +67,7 @@ def build_surface(options: EngineOptions) -> EngineSurface:
             max_model_len=length,
             block_size=settings.block_size,
             blocks=blocks,
-            threads=options.threads,
+            threads=options.threads or available_cores(),
         )
     engine = Engine(backend, settings, blocks=blocks)
     limits = EngineLimits(

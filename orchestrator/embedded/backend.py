@@ -38,13 +38,19 @@ class DecodeRow:
 
 
 class Backend(Protocol):
-    """``open_sequence`` may be called on any thread; the rest is called on the model thread only."""
+    """``open_sequence`` may be called on any thread; ``warm_up`` before the model thread starts; the rest is
+    called on the model thread only. ``arithmetic``: text that is equal when two engines compute the same bits
+    from the same weights."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     fingerprint: str
+    arithmetic: str
     store: KVStore
+
+    def warm_up(self) -> None:
+        """Do what would make the first requests slow; nothing is in any KV block yet."""
 
     def open_sequence(self, prompt: Sequence[int], settings: SamplingSettings, index: int) -> SequenceSource:
         """Raises ApiError if the backend cannot answer this request."""

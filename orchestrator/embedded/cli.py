@@ -30,7 +30,7 @@ def engine(
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests in the queue before 503.")] = 256,
     kv_blocks: Annotated[int | None, typer.Option(min=1, help="KV blocks; default: enough for all.")] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed per step.")] = 128,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens computed per step.")] = 512,
     lease_seconds: Annotated[
         float, typer.Option(min=0.05, help="How long prefilled KV is kept without a heartbeat.")
     ] = 30.0,
@@ -41,7 +41,9 @@ def engine(
     ] = None,
     transfer_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one prompt's KV.")] = 30.0,
     script: Annotated[Path | None, typer.Option(help="Play this script instead of computing.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="BLAS threads in prefill; the same on P and D.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that compute; default: one for each available core.")
+    ] = None,
     max_logprobs: Annotated[int, typer.Option(min=0, help="Bound of logprobs and prompt_logprobs.")] = 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bound of a request body.")] = 16 << 20,
     shutdown_seconds: Annotated[

@@ -31,7 +31,7 @@ class EngineSettings:
 
     max_sequences: int = 8
     max_waiting: int = 256
-    prefill_chunk: int = 128
+    prefill_chunk: int = 512
     block_size: int = 16
     lease_seconds: float = 30.0
     leases_remembered: int = 10_000

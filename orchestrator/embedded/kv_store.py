@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
+Place = slice | npt.NDArray[np.intp]
+"""Where a sequence's blocks lie: one ascending run, or the block numbers."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = index
 
 
+def reserve(floats: int) -> FloatArray:
+    """Zeroed memory that is taken page by page as it is touched.
+
+    Not from numpy, which asks for huge pages: the first token of a sequence touches as many places as there
+    are layers and heads, and would have 2 MB zeroed for each.
+    """
+    memory = mmap.mmap(-1, floats * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.float32)
+
+
 class KVStore:
     """The blocks' memory. Who may touch which block is the scheduler's business; nothing is checked here.
 
@@ -49,37 +64,39 @@ class KVStore:
 
     def __init__(self, layout: KVLayout, blocks: int) -> None:
         self.layout = layout
+        self.blocks = blocks
         shape = (layout.layers, 2, layout.kv_heads, blocks, layout.block_size, layout.head_dim)
-        self._data: FloatArray = np.empty(shape, dtype=np.float32)
+        self._data: FloatArray = reserve(layout.bytes_per_block // 4 * blocks).reshape(shape)
 
-    def read(self, layer: int, blocks: Sequence[int], tokens: int) -> tuple[FloatArray, FloatArray]:
+    def locate(self, blocks: Sequence[int], tokens: int) -> Place:
+        """Where the first ``tokens`` positions of a sequence lie; the same for every layer."""
+        used = np.asarray(blocks[: -(-tokens // self.layout.block_size)], dtype=np.intp)
+        first = int(used[0])
+        if np.array_equal(used, np.arange(first, first + len(used))):
+            return slice(first, first + len(used))
+        return used
+
+    def read(self, layer: int, place: Place, tokens: int) -> tuple[FloatArray, FloatArray]:
         """Keys and values of the first ``tokens`` positions, each ``(kv_heads, tokens, head_dim)``.
 
         A view when the blocks are one run (the allocator prefers that), else a copy with the same numbers.
         """
-        layout = self.layout
-        used = blocks[: -(-tokens // layout.block_size)]
-        first = used[0]
-        if used[-1] - first + 1 == len(used) and all(block == first + i for i, block in enumerate(used)):
-            both = self._data[layer, :, :, first : first + len(used)]
-        else:
-            both = self._data[layer][:, :, used]
-        flat = both.reshape(2, layout.kv_heads, -1, layout.head_dim)
+        both = self._data[layer][:, :, place]
+        flat = both.reshape(2, self.layout.kv_heads, -1, self.layout.head_dim)
         return flat[0, :, :tokens], flat[1, :, :tokens]
 
-    def write(
-        self, layer: int, blocks: Sequence[int], start: int, keys: FloatArray, values: FloatArray
-    ) -> None:
-        """Store ``(kv_heads, tokens, head_dim)`` keys and values at positions ``start…``."""
-        size = self.layout.block_size
-        total, done = keys.shape[1], 0
-        while done < total:
-            position = start + done
-            block, slot = blocks[position // size], position % size
-            count = min(size - slot, total - done)
-            self._data[layer, 0, :, block, slot : slot + count] = keys[:, done : done + count]
-            self._data[layer, 1, :, block, slot : slot + count] = values[:, done : done + count]
-            done += count
+    def write(self, layer: int, place: Place, start: int, keys: FloatArray, values: FloatArray) -> None:
+        """Store ``(kv_heads, tokens, head_dim)`` keys and values at positions ``start…`` of a place."""
+        layout, data = self.layout, self._data[layer]
+        if isinstance(place, slice):
+            flat = data[:, :, place].reshape(2, layout.kv_heads, -1, layout.head_dim)
+            end = start + keys.shape[1]
+            flat[0, :, start:end] = keys
+            flat[1, :, start:end] = values
+            return
+        block, slot = np.divmod(np.arange(start, start + keys.shape[1]), layout.block_size)
+        data[0][:, place[block], slot] = keys
+        data[1][:, place[block], slot] = values
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole blocks."""

@@ -63,6 +63,7 @@ class EngineSurface:
         self._compatibility = compatibility(
             engine.backend.fingerprint,
             engine.backend.store.layout.describe(),
+            engine.backend.arithmetic,
             engine.settings.prefill_chunk,
         )
         self.transfer = TransferServer(
@@ -91,6 +92,8 @@ class EngineSurface:
             raise NotImplementedError(f"no {scope['type']} here")
 
     async def start(self) -> None:
+        """Warm up, then open for requests."""
+        await asyncio.to_thread(self.engine.backend.warm_up)
         self.engine.start()
         await self.transfer.start()
 

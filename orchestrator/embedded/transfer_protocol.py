@@ -96,8 +96,8 @@ def prompt_digest(tokens: Sequence[int]) -> str:
     return hashlib.sha256(b"".join(token.to_bytes(8, "little") for token in tokens)).hexdigest()
 
 
-def compatibility(model_fingerprint: str, layout: str, prefill_chunk: int) -> str:
+def compatibility(model_fingerprint: str, layout: str, arithmetic: str, prefill_chunk: int) -> str:
     """Equal exactly when blocks of one engine continue bit for bit on the other: same weights, same block
-    layout and number type, same prefill chunk boundaries, same protocol."""
-    text = f"v{VERSION}\n{model_fingerprint}\n{layout}\nprefill_chunk={prefill_chunk}"
+    layout and number type, same arithmetic, same prefill chunk boundaries, same protocol."""
+    text = f"v{VERSION}\n{model_fingerprint}\n{layout}\n{arithmetic}\nprefill_chunk={prefill_chunk}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -148,7 +148,7 @@ class TransferServer:
         if hello.engine_id != self._engine_id:
             return Refuse("engine_id", f"engine {hello.engine_id!r} is not here; this is {self._engine_id!r}")
         if hello.compatibility != self._compatibility:
-            what = "model, number type, block layout or prefill chunk"
+            what = "model, number type, block layout, arithmetic (BLAS, numpy, CPU) or prefill chunk"
             return Refuse("compatibility", f"the engines differ in {what}")
         return None
 

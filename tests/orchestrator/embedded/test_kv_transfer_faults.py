@@ -271,7 +271,10 @@ def test_an_abort_that_comes_while_kv_is_claimed_is_kept(tiny_model: Path) -> No
 def hello(client: Client, params: dict[str, Any]) -> Hello:
     engine = client.running.engine
     compatible = compatibility(
-        engine.backend.fingerprint, engine.backend.store.layout.describe(), engine.settings.prefill_chunk
+        engine.backend.fingerprint,
+        engine.backend.store.layout.describe(),
+        engine.backend.arithmetic,
+        engine.settings.prefill_chunk,
     )
     return Hello(
         version=1,

@@ -14,6 +14,7 @@ from orchestrator.embedded.backend import DecodeRow
 from orchestrator.embedded.kv_store import KVLayout, KVStore, runs
 from orchestrator.embedded.llama import Llama
 from orchestrator.embedded.weights import ModelConfig, Weights, load_config, load_weights
+from orchestrator.embedded.workers import Workers
 from tests.orchestrator.embedded.engines import prompt
 
 Double = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ BLOCKS = 40
 def model(tiny_model: Path) -> Llama:
     config = load_config(tiny_model)
     store = KVStore(Llama.layout(config, 16), BLOCKS)
-    return Llama(config, load_weights(tiny_model, config), store, 512)
+    return Llama(config, load_weights(tiny_model, config), store, 512, Workers(2))
 
 
 def reference_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -> Double:
@@ -82,7 +83,8 @@ def test_logits_are_those_of_the_definition(model: Llama, length: int) -> None:
 
 def test_prefilled_positions_give_the_same_logits_as_the_definition(model: Llama) -> None:
     tokens = prompt(50)
-    hidden = model.prefill(tokens, 0, tuple(range(BLOCKS)))
+    hidden = model.prefill(tokens, 0, tuple(range(BLOCKS)), hidden=True)
+    assert hidden is not None
     expected = reference_logits(model.config, model._weights, tokens)
     assert np.abs(model.logits(hidden) - expected).max() < 1e-3
 
@@ -133,8 +135,8 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
     blocks = tuple(order)
     for layer in range(2):
         scaled = keys * (layer + 1)
-        store.write(layer, blocks, 0, scaled[:, :cut], -scaled[:, :cut])
-        store.write(layer, blocks, cut, scaled[:, cut:], -scaled[:, cut:])
+        store.write(layer, store.locate(blocks, total), 0, scaled[:, :cut], -scaled[:, :cut])
+        store.write(layer, store.locate(blocks, total), cut, scaled[:, cut:], -scaled[:, cut:])
     used = blocks[: -(-total // 3)]
     other = KVStore(store.layout, 9)
     target = tuple(sorted(used))
@@ -147,7 +149,7 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
     assert not stream
     for layer in range(2):
         for holder, at in ((store, blocks), (other, target)):
-            got_keys, got_values = holder.read(layer, at, total)
+            got_keys, got_values = holder.read(layer, holder.locate(at, total), total)
             assert np.array_equal(got_keys, keys * (layer + 1))
             assert np.array_equal(got_values, -keys * (layer + 1))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from render_tier.core.table import ToolFormat
 from render_tier.protocol.chat import ChatCompletionRequest, Tool
 from render_tier.protocol.request_fields import (
     MAX_SCHEMA_NESTING,
@@ -18,10 +19,12 @@ from render_tier.protocol.request_fields import (
 )
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.structural_tags import (
+    EMPTY_OBJECT,
     TOOL_CALL_TAGS,
     CallableTool,
-    Demand,
+    CallGrammar,
     Json,
+    calls_as_json,
     either,
     json_schema,
 )
@@ -122,33 +125,44 @@ def _check_schema(schema: Any) -> None:
 
 
 def with_tool_choice(
-    request: ChatCompletionRequest, constraint: Json | None, tool_parser: str | None, strict_level: str
+    request: ChatCompletionRequest, constraint: Json | None, tool: ToolFormat | None, strict_level: str
 ) -> Json | None:
-    """``constraint`` joined with what ``tool_choice`` demands in the format of ``tool_parser``.
+    """``constraint`` joined with what ``tool_choice`` demands in the family's format.
 
     "auto" is constrained only when some tool is strict, calls must not be parallel or the server's level says
     so; "required" and named choices always are, with their argument schemas, and replace other constraints.
+    Raises BadRequest for tools whose schemas cannot stand together.
     """
-    build = TOOL_CALL_TAGS.get(tool_parser) if tool_parser is not None else None
     choice = request.tool_choice
-    if build is None or not request.tools or choice is None or choice == "none":
+    if tool is None or not request.tools or choice is None or choice == "none":
         return constraint
     single = request.parallel_tool_calls is False
-    if choice == "auto":
-        return _auto_choice(request, constraint, build, strict_level, single)
     name = request.forced_function
-    tools = [
-        CallableTool(tool.function.name, _schema_of(tool))
-        for tool in request.tools
-        if name is None or tool.function.name == name
-    ]
-    return _tagged(build(tools, "required" if name is None else "forced", single))
+    chosen = [each for each in request.tools if name is None or each.function.name == name]
+    grammar = TOOL_CALL_TAGS.get(tool.name)
+    if grammar is None:
+        return constraint if choice == "auto" or not tool.bare_json else _as_bare_json(chosen, name, single)
+    if choice == "auto":
+        level = grammar.strict_level if strict_level == "auto" else strict_level
+        return _auto_choice(request, constraint, grammar, level, single)
+    tools = [_callable(each, enforced=True) for each in chosen]
+    return _tagged(grammar.build(tools, "required" if name is None else "forced", single))
+
+
+def _as_bare_json(tools: Sequence[Tool], named: str | None, single: bool) -> Json:
+    if named is not None:
+        return {"json": tools[0].function.parameters or EMPTY_OBJECT}
+    declared = [(tool.function.name, tool.function.parameters) for tool in tools]
+    try:
+        return {"json": calls_as_json(declared, single=single)}
+    except ValueError as error:
+        raise invalid(str(error), "tools") from None
 
 
 def _auto_choice(
     request: ChatCompletionRequest,
     constraint: Json | None,
-    build: Callable[[Sequence[CallableTool], Demand, bool], Json],
+    grammar: CallGrammar,
     strict_level: str,
     single: bool,
 ) -> Json | None:
@@ -157,15 +171,17 @@ def _auto_choice(
     if not any_strict and strict_level == "auto" and not (single and constraint is None):
         return constraint
     tools = [
-        CallableTool(
-            tool.function.name,
-            _schema_of(tool) if tool.function.strict or strict_level == "parameter" else True,
-        )
+        _callable(tool, enforced=bool(tool.function.strict) or strict_level == "parameter")
         for tool in request.tools
     ]
     if constraint is None:
-        return _tagged(build(tools, "auto", single))
-    return _tagged(either([build(tools, "required", single), _as_format(constraint)]))
+        return _tagged(grammar.build(tools, "auto", single))
+    return _tagged(either([grammar.build(tools, "required", single), _as_format(constraint)]))
+
+
+def _callable(tool: Tool, *, enforced: bool) -> CallableTool:
+    declared = tool.function.parameters
+    return CallableTool(tool.function.name, _schema_of(tool) if enforced else True, declared)
 
 
 def _schema_of(tool: Tool) -> Json | Literal[True]:

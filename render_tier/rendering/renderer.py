@@ -123,7 +123,7 @@ class Renderer:
         constraint = with_tool_choice(
             request,
             requested_constraint(request),
-            self._settings.tool_parser,
+            self._tools,
             self._settings.tool_strict_level,
         )
         params = self._sampling.build(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from render_tier.core.formats import tool_format
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.constraints import requested_constraint, with_tool_choice
@@ -24,7 +25,9 @@ STRICT = tool("s", parameters=SCHEMA, strict=True)
 
 def constraint(parser: str | None = "hermes", level: str = "auto", **fields: Any) -> Any:
     request = ChatCompletionRequest.parse({"messages": [], **fields})
-    return with_tool_choice(request, requested_constraint(request), parser, level)
+    return with_tool_choice(
+        request, requested_constraint(request), tool_format(parser) if parser else None, level
+    )
 
 
 def tag(**fields: Any) -> dict[str, Any]:

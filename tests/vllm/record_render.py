@@ -1,0 +1,71 @@
+"""Record the answers of `vllm launch render` to the requests of `tests.support.render_corpus`.
+
+    VLLM_ENV=... python -m tests.vllm.record_render [NAME ...]
+
+Writes `tests/conformance/data/render/NAME.jsonl`: one line per request, with what `comparable` leaves of the
+answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support import vllm
+from tests.support.processes import ServerProcess
+from tests.support.render_corpus import DATA, SERVERS, comparable, corpus, lay_out, request_digest
+
+MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
+
+
+@contextmanager
+def server(name: str, scratch: Path) -> Iterator[ServerProcess]:
+    """vLLM's render server for one tokenizer of the corpus."""
+    chosen = SERVERS[name]
+    model = lay_out(chosen, MODELS / chosen.tokenizer, scratch / name / "model")
+    process = vllm.server(
+        f"vllm-render-{name}",
+        *("launch", "render", model, "--served-model-name", name, *chosen.options),
+        log_dir=scratch / name,
+    )
+    vllm.start(process)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def answers(name: str, url: str) -> Iterator[dict[str, Any]]:
+    """What the server at `url` answers to each request of the corpus."""
+    # vLLM closes idle connections after five seconds, so none is used twice.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
+        for title, (path, body) in corpus(name).items():
+            response = client.post(path, json=body)
+            answer = comparable(response.status_code, response.json())
+            yield {"name": title, "request": request_digest(path, body), "answer": answer}
+
+
+def main() -> None:
+    DATA.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[1:] or SERVERS:
+        lines: list[str] = []
+        with tempfile.TemporaryDirectory() as scratch, server(name, Path(scratch)) as process:
+            try:
+                lines += [json.dumps(line, ensure_ascii=False) for line in answers(name, process.url)]
+            except httpx.TransportError as error:
+                raise SystemExit(f"{name}: {error}\n{process.log()}") from error
+        (DATA / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
+        print(name, len(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()

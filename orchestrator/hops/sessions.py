@@ -79,7 +79,10 @@ class Link:
 
     async def close(self) -> None:
         self.abandon()
+        # A reader that never ran has not seen its end, and so has ended nothing else.
+        self._writer.cancel()
         await asyncio.wait([self._reader, self._writer])
+        await self._socket.close()
 
     def _send(self, frame: dict[str, Any]) -> None:
         self._frames.append(encode(frame))
@@ -113,9 +116,10 @@ class Link:
         if answer.moving:
             self.moving = True
             return
-        number, future = self._waiting.popleft()
+        number, future = self._waiting[0]
         if number != answer.stream:
             raise LookupError("answers out of order")
+        self._waiting.popleft()
         if future.done():  # its caller is gone
             return
         if answer.error is not None:

@@ -12,6 +12,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
+from render_tier.server.compression import decompress, encoding_of
 from render_tier.server.endpoints import Endpoint
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
@@ -54,6 +55,7 @@ class HotRoutes:
         read_all = False
         try:
             _check_content_type(headers)
+            compressed = encoding_of(headers) is not None
             self._admit()
             body = await self._read_body(headers, receive)
             read_all = True
@@ -63,9 +65,10 @@ class HotRoutes:
             request_id = _request_id(headers)
 
             def work() -> Reply:
-                return endpoint.handle(service, body, request_id)
+                plain = decompress(body, self._settings.max_body_bytes) if compressed else body
+                return endpoint.handle(service, plain, request_id)
 
-            if len(body) <= self._settings.inline_body_bytes:
+            if len(body) <= self._settings.inline_body_bytes and not compressed:
                 return work()
             return await self._runtime.pools[endpoint.pool].run(work)
         except ApiError as error:

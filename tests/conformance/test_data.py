@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import corpus
 
-FILES = sorted(corpus.DATA.rglob("*.jsonl"))
+FILES = sorted(path for path in corpus.DATA.rglob("*.jsonl") if path.parent.name != "render")
+"""Cases and exchanges; `render` holds answers alone, which `test_render_corpus` checks against its requests."""
 TESTS = Path(__file__).resolve().parent.parent
 
 

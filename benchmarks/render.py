@@ -1,0 +1,324 @@
+"""Render: requests a second, and CPU time a request, beside `vllm-rs render` and `vllm launch render`.
+
+All serve the Qwen3 tokenizer and get the same requests: chats of three lengths that no server has seen
+("cold"), and an agent conversation with tools that grows by one round a request. Trust CPU times more than
+rates on a machine that is shared. The last table says where a request's CPU time goes in ours.
+
+`vllm-rs` is the binary in the PyPI wheel `vllm`; it is fetched once (336 MB, of which 61 are kept).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import msgspec
+
+from benchmarks.measure import cpu_seconds, machine, median, memory, print_table, ratio
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.validation import decode_object
+from render_tier.rendering.encoder import PromptEncoder
+from render_tier.rendering.template import ChatTemplate
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+from tests.support import vllm
+from tests.support.processes import ServerProcess, render_tier_server
+
+QWEN3 = Path(__file__).resolve().parent.parent / ".cache" / "models" / "qwen3"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "disagg-frontend"
+VLLM_RS = CACHE / "vllm-rs-0.33.0" / "vllm-rs"
+PATH = "/v1/chat/completions/render"
+CHARS_PER_TOKEN = 3.6
+LENGTHS = {"0.5k": 500, "9k": 9_000, "72k": 72_000}
+CONTEXT = 131_072
+
+
+def fetch_vllm_rs() -> Path:
+    """The binary of upstream's Rust frontend; downloaded when it is not in the cache."""
+    if not VLLM_RS.exists():
+        with tempfile.TemporaryDirectory() as directory:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+            subprocess.run([*pip, "--dest", directory, "vllm==0.33.0"], check=True)
+            with zipfile.ZipFile(next(Path(directory).glob("vllm-*.whl"))) as wheel:
+                VLLM_RS.parent.mkdir(parents=True, exist_ok=True)
+                VLLM_RS.write_bytes(wheel.read("vllm/vllm-rs"))
+        VLLM_RS.chmod(0o755)
+    return VLLM_RS
+
+
+class Text:
+    """Prose and code without end: the standard library's sources, each stretch handed out once."""
+
+    def __init__(self) -> None:
+        library = Path(os.__file__).parent
+        sources = sorted(library.glob("*.py")) + sorted(library.glob("*/*.py"))
+        self._text = "".join(path.read_text(errors="replace") for path in sources[:400])
+        self._at = 0
+
+    def take(self, tokens: int) -> str:
+        size = int(tokens * CHARS_PER_TOKEN)
+        if self._at + size > len(self._text):
+            self._at = 0
+            self._text = self._text[::-1]
+        self._at += size
+        return self._text[self._at - size : self._at]
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Tool to {name.replace('_', ' ')} in the working tree.",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}},
+                "required": ["path"],
+            },
+        },
+    }
+    for name in ("read_file", "write_file", "run_tests", "search_code")
+]
+
+
+def cold(text: Text, tokens: int, count: int) -> list[bytes]:
+    """Chats of a system prompt and three messages, no two alike."""
+    quarter = tokens // 4
+    roles = ("system", "user", "assistant", "user")
+    return [
+        _body([{"role": role, "content": text.take(quarter)} for role in roles], tools=None)
+        for _ in range(count)
+    ]
+
+
+def conversation(text: Text, turns: int, tokens_a_turn: int) -> list[bytes]:
+    """An agent's requests: each repeats the last and adds a call and its result."""
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": text.take(2_000)},
+        {"role": "user", "content": "Find the bug."},
+    ]
+    bodies = []
+    for turn in range(turns):
+        bodies.append(_body(messages, TOOLS))
+        arguments = json.dumps({"path": f"module_{turn}.py", "lines": 200})
+        call = {
+            "id": f"call_{turn}",
+            "type": "function",
+            "function": {"name": "read_file", "arguments": arguments},
+        }
+        messages.append({"role": "assistant", "content": text.take(60), "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": text.take(tokens_a_turn)})
+    return bodies
+
+
+def _body(messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> bytes:
+    body: dict[str, Any] = {"model": "qwen3", "messages": list(messages), "max_tokens": 64}
+    if tools is not None:
+        body["tools"] = tools
+    return json.dumps(body).encode()
+
+
+@dataclass(frozen=True)
+class Result:
+    requests: int
+    seconds: float
+    cpu: float
+    ids: list[tuple[int, ...]]
+
+
+def run(server: ServerProcess, bodies: Sequence[bytes], concurrency: int) -> Result:
+    """Send them all; with one at a time they arrive in their order."""
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    headers = {"content-type": "application/json"}
+    with httpx.Client(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client:
+
+        def send(body: bytes) -> bytes:
+            return client.post(PATH, content=body, headers=headers).raise_for_status().content
+
+        before, start = cpu_seconds(server.pid), time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            replies = list(pool.map(send, bodies))
+        seconds, cpu = time.perf_counter() - start, cpu_seconds(server.pid) - before
+    ids = [tuple(msgspec.json.decode(reply)["token_ids"]) for reply in replies]
+    return Result(len(bodies), seconds, cpu, ids)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    bodies: Sequence[bytes]
+    concurrency: int
+
+
+def scenarios(quick: bool) -> Iterator[Scenario]:
+    text = Text()
+    counts = {"0.5k": 60, "9k": 20, "72k": 4} if quick else {"0.5k": 400, "9k": 100, "72k": 16}
+    for name, tokens in LENGTHS.items():
+        for concurrency in (1, 8):
+            bodies = cold(text, tokens, counts[name])
+            yield Scenario(f"{name} cold, {concurrency} at a time", bodies, concurrency)
+    bodies = conversation(text, 20, 2_000 if quick else 4_800)
+    yield Scenario("conversation, turn 1", bodies[:1], 1)
+    yield Scenario("conversation, turns 2 to 20", bodies[1:], 1)
+
+
+def long_context(into: Path) -> Path:
+    """Qwen3's tokenizer in a model directory whose context holds the longest prompts."""
+    into.mkdir()
+    for file in QWEN3.iterdir():
+        if file.name != "config.json":
+            (into / file.name).symlink_to(file.resolve())
+    config = json.loads((QWEN3 / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    (into / "config.json").write_text(json.dumps(config))
+    return into
+
+
+def servers(
+    arguments: argparse.Namespace, model: Path, logs: Path
+) -> Iterator[tuple[str, Callable[[], ServerProcess]]]:
+    common = ["--served-model-name", "qwen3", "--max-model-len", str(CONTEXT)]
+    yield "render-tier", lambda: render_tier_server(model, *common, *vllm.RENDER_OPTIONS, log_dir=logs)
+    if not arguments.no_rs:
+        binary = fetch_vllm_rs()
+        flags = [*common, "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"]
+
+        def rust() -> ServerProcess:
+            return ServerProcess(
+                "vllm-rs",
+                lambda port: [binary, "render", model, *flags, "--port", str(port)],
+                log_dir=logs,
+                ready_path="/health",
+                ready_within=120,
+                env={"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"},
+            )
+
+        yield "vllm-rs render", rust
+    if not arguments.no_vllm and os.environ.get("VLLM_ENV"):
+        yield "vllm launch render", lambda: vllm.render(model, "qwen3", log_dir=logs)
+
+
+def await_fast_engine(server: ServerProcess) -> None:
+    """Ours serves before its fast tokenizer is loaded; what is measured is the state after."""
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=10) as client:
+        while 'tokenizer_engine{engine="' not in client.get("/metrics").text:
+            time.sleep(0.1)
+
+
+def load(model: Path) -> Service:
+    """Ours without a server, with the fast engine in use."""
+    settings = Settings(
+        model=str(model),
+        served_model_name=("qwen3",),
+        reasoning_parser="qwen3",
+        tool_call_parser="hermes",
+        enable_auto_tool_choice=True,
+    )
+    service = Service.load(settings)
+    service.adopt_fast_engine()
+    service.warm_up()
+    return service
+
+
+def stages(service: Service, bodies: Sequence[bytes]) -> dict[str, float]:
+    """Median CPU milliseconds of each step of a request, in this process, without HTTP."""
+    spent: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.thread_time()
+        result = work()
+        spent.setdefault(name, []).append((time.thread_time() - start) * 1e3)
+        return result
+
+    def wrapped(owner: Any, method: str, name: str) -> Any:
+        original = getattr(owner, method)
+        return mock.patch.object(
+            owner, method, lambda *args, **options: timed(name, partial(original, *args, **options))
+        )
+
+    with (
+        wrapped(ChatTemplate, "render", "template"),
+        wrapped(PromptEncoder, "text", "split, encode, join"),
+    ):
+        for body in bodies:
+            fields = timed("JSON in", partial(decode_object, body))
+            request = timed("validation", partial(ChatCompletionRequest.parse, fields))
+            generate = timed("render in all", partial(service.renderer.chat, request))
+            timed("JSON out", partial(msgspec.json.encode, generate))
+    result = {name: median(values) for name, values in spent.items()}
+    result["rest of render"] = result["render in all"] - result["template"] - result["split, encode, join"]
+    del result["render in all"]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few requests")
+    parser.add_argument("--no-rs", action="store_true", help="leave upstream's Rust renderer out")
+    parser.add_argument("--no-vllm", action="store_true", help="leave vLLM's Python renderer out")
+    arguments = parser.parse_args()
+    print(machine())
+    todo = list(scenarios(arguments.quick))
+    results: dict[str, dict[str, Result]] = {}
+    resident: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        model = long_context(Path(directory) / "qwen3")
+        for name, make in servers(arguments, model, Path(directory)):
+            with make() as server:
+                if name == "render-tier":
+                    await_fast_engine(server)
+                run(server, cold(Text(), 300, 5), 1)
+                results[name] = {one.name: run(server, one.bodies, one.concurrency) for one in todo}
+                resident[name] = memory(server.pid).resident
+        kinds = {one.name: one.bodies for one in todo if one.concurrency == 1}
+        service = load(model)
+        tables = {name: stages(service, bodies) for name, bodies in kinds.items() if "turn 1" not in name}
+    ours = results["render-tier"]
+    rows = []
+    for scenario in todo:
+        base = ours[scenario.name]
+        tokens = sum(map(len, base.ids)) // len(base.ids)
+        for name, by_scenario in results.items():
+            found = by_scenario[scenario.name]
+            same = "equal" if found.ids == base.ids else "DIFFERENT"
+            cpu = found.cpu / found.requests * 1e3
+            rows.append(
+                [
+                    scenario.name,
+                    str(tokens),
+                    name,
+                    f"{found.requests / found.seconds:.1f}",
+                    f"{cpu:.2f}",
+                    ratio(cpu, base.cpu / base.requests * 1e3),
+                    same,
+                ]
+            )
+    header = ["requests", "tokens (mean)", "server", "req/s", "CPU ms a request", "ratio", "IDs"]
+    print_table("Render of chats", header, rows)
+    print_table(
+        "Memory afterwards", ["server", "resident MB"], [[name, f"{mb:.0f}"] for name, mb in resident.items()]
+    )
+    steps = list(next(iter(tables.values())))
+    print_table(
+        "Where the CPU time of a request goes in ours, ms (HTTP not counted)",
+        ["requests", *steps],
+        [[name, *(f"{spent[step]:.2f}" for step in steps)] for name, spent in tables.items()],
+    )
+    print(f"\n{machine()}")
+
+
+if __name__ == "__main__":
+    main()

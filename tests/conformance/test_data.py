@@ -10,7 +10,7 @@ import pytest
 from tests.support import corpus
 
 FILES = sorted(path for path in corpus.DATA.rglob("*.jsonl") if path.parent.name != "render")
-"""Cases and exchanges; `render` holds answers alone, which `test_render_corpus` checks against its requests."""
+"""Cases and exchanges; `render` holds answers alone, which `test_render_corpus` reads with its requests."""
 TESTS = Path(__file__).resolve().parent.parent
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 
 from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
 from orchestrator.hops.errors import Failed, Garbled, HopError, Unreachable
+from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.prefill import GENERATE
 from orchestrator.hops.transport import Transport, encode, garbled, timeout_as_hop_error
@@ -44,12 +46,12 @@ class DecodeClient:
         connection.
         """
         url = base_url + GENERATE
-        loop = asyncio.get_running_loop()
-        with timeout_as_hop_error("decode", url):
+        with timeout_as_hop_error("decode", url), ExitStack() as exits:
             async with (
                 asyncio.timeout(self._first_timeout) as clock,
                 self._transport.open("decode", "POST", url, encode(request), headers) as response,
             ):
+                idle = exits.enter_context(IdleClock(clock, self._idle_timeout))
                 await self._transport.expect_ok("decode", url, response)
                 on_accepted()
                 if response.content_type != "text/event-stream":
@@ -58,7 +60,7 @@ class DecodeClient:
                     )
                     answer = _read(url, body)
                     _check_finished(url, answer)
-                    clock.reschedule(None)
+                    idle.pause()
                     yield answer
                     return
                 sse = SSEDecoder(self._transport.max_event_bytes)
@@ -75,10 +77,9 @@ class DecodeClient:
                             return
                         answer = _read(url, payload)
                         finished = finished or _finish(url, answer)
-                        # The time a slow reader takes is not the engine's.
-                        clock.reschedule(None)
+                        idle.pause()
                         yield answer
-                        clock.reschedule(loop.time() + self._idle_timeout)
+                        idle.run()
                 if not finished:
                     raise Unreachable("decode", "the decode stream ended early", member=url)
 

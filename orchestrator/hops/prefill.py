@@ -54,7 +54,7 @@ class PrefillClient:
 
 
 async def abort(transport: Transport, hop: HopName, base_url: str, request_id: str, budget: float) -> None:
-    """Ask an engine to drop a leg, by the id we gave it (the engine knows it with a prefix). Unknown ids are no
-    error. Raises ``HopError``."""
+    """Ask an engine to drop a leg, by the id we gave it (the engine knows it with a prefix). Unknown ids are
+    no error. Raises ``HopError``."""
     body = encode({"request_ids": [ENGINE_ID_PREFIX + request_id]})
     await transport.call(hop, "POST", base_url + ABORT, body, budget=budget)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from typer.testing import CliRunner
 
 from orchestrator.cli import app, load_settings
+from orchestrator.server.services import Services
 from orchestrator.settings import ConfigError, Settings, merged, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,3 +148,12 @@ def test_serving_needs_neither_numpy_nor_the_demo() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_the_docs_name_every_metric() -> None:
+    services = Services(Settings())
+    text = services.metrics.exposition().decode()
+    await services.close()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP ")}
+    page = (ROOT / "docs" / "orchestrator.md").read_text(encoding="utf-8")
+    assert not [name for name in names if not name.endswith("_created") and f"`{name}`" not in page]

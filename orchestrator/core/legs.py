@@ -138,7 +138,7 @@ def can_continue(prompt: RenderedPrompt) -> bool:
     sampling = prompt.sampling
     looks_back = ("structured_outputs", "thinking_token_budget", "presence_penalty", "frequency_penalty",
                   "repetition_detection", "bad_words")  # fmt: skip
-    return not any(sampling.get(name) for name in looks_back)
+    return all(sampling.get(name) in (None, [], {}, 0, -1) for name in looks_back)
 
 
 def continued(prompt: RenderedPrompt, output: list[int]) -> RenderedPrompt:

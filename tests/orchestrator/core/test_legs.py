@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.core.legs import (
     RenderReplyError,
+    can_continue,
+    continued,
     decode_leg,
     freeing_leg,
     out_of_vocabulary,
@@ -223,3 +225,33 @@ def test_vocabulary_bound() -> None:
     assert out_of_vocabulary([0, 9], 10) is None
     assert out_of_vocabulary([0, 10], 10) == 10
     assert out_of_vocabulary([-1], 10) == -1
+
+
+# ---- going on elsewhere ------------------------------------------------------------------------------------
+
+
+def test_output_becomes_prompt_with_what_is_left_of_the_limits() -> None:
+    prompt = rendered(max_tokens=100, min_tokens=10)
+    further = continued(prompt, [8, 9])
+    for leg in (prefill_leg(further, "p", "top"), decode_leg(further, "d", 0, PARAMS, "top")):
+        assert wire(leg)["token_ids"] == [1, 2, 3, 8, 9]
+    sampling = wire(decode_leg(further, "d", 0, PARAMS, "top"))["sampling_params"]
+    assert (sampling["max_tokens"], sampling["min_tokens"]) == (98, 8)
+    assert prompt.token_ids == [1, 2, 3], "derender still has the prompt as it was"
+    assert continued(prompt, [8] * 50).sampling["min_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "possible"),
+    [
+        ({"structured_outputs": None}, True),
+        ({"structured_outputs": {"json": {}}}, False),
+        ({"structured_outputs": None, "frequency_penalty": 0.0, "thinking_token_budget": -1}, True),
+        ({"structured_outputs": None, "frequency_penalty": -0.5}, False),
+        ({"structured_outputs": None, "thinking_token_budget": 10}, False),
+    ],
+)
+def test_sampling_that_looks_back_at_the_output_cannot_go_on_elsewhere(
+    sampling: dict[str, Any], possible: bool
+) -> None:
+    assert can_continue(rendered(**sampling)) is possible

@@ -364,6 +364,38 @@ def test_lease_end_is_retried_while_attempts_last_and_a_client_waits() -> None:
     assert drained.after_lease_end() is Event.LEASE_LOST
 
 
+VISIBLE_OUTPUT = (*PD_DECODING, Event.FIRST_TOKEN, Event.VISIBLE)
+
+
+def test_continuation_after_visible_output_is_off_by_default_and_counted() -> None:
+    off = advance(RequestMachine(Policy()), *VISIBLE_OUTPUT)
+    assert off.after_decode_failure(retry_safe=True, continuable=True) is Event.DECODE_FAILED
+    machine = advance(RequestMachine(Policy(continuations=1)), *VISIBLE_OUTPUT)
+    assert machine.after_decode_failure(retry_safe=True, continuable=False) is Event.DECODE_FAILED
+    assert machine.after_decode_failure(retry_safe=True, continuable=True) is Event.DECODE_RESUME
+    advance(machine, Event.DECODE_RESUME, Event.PREFILLED, Event.DECODE_ADMITTED)
+    assert machine.first_token() is Event.RESUMED
+    assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_RETRY, "nothing new was seen"
+    advance(machine, Event.RESUMED)
+    assert machine.state is State.STREAMING
+    assert machine.after_decode_failure(retry_safe=True, continuable=True) is Event.DECODE_FAILED
+
+
+def test_continuation_without_prefill_goes_straight_to_decode() -> None:
+    machine = advance(
+        RequestMachine(Policy(continuations=2)),
+        Event.RENDERED_DIRECT, Event.DECODE_ADMITTED, Event.FIRST_TOKEN, Event.VISIBLE,
+    )  # fmt: skip
+    assert machine.after_decode_failure(retry_safe=False, continuable=True) is Event.DECODE_RESUME_DIRECT
+
+
+def test_a_run_that_has_not_gone_on_elsewhere_has_an_ordinary_first_token() -> None:
+    assert advance(RequestMachine(Policy(continuations=1)), *PD_DECODING).first_token() is Event.FIRST_TOKEN
+    gone = advance(RequestMachine(Policy(continuations=1)), *VISIBLE_OUTPUT, Event.DECODE_RESUME,
+                   Event.PREFILLED, Event.DECODE_ADMITTED, Event.CLIENT_GONE)  # fmt: skip
+    assert gone.first_token() is Event.FIRST_TOKEN, "draining"
+
+
 def test_repr_shows_state_and_attempts() -> None:
     machine = advance(RequestMachine(Policy()), *PD_DECODING)
     assert repr(machine) == "<RequestMachine decoding prefill=1 decode=1>"

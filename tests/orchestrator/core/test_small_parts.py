@@ -15,7 +15,7 @@ from orchestrator.core.assembly import choiceless_frame, error_frames, with_fiel
 from orchestrator.core.breaker import Breaker
 from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.deadline import deadline, requested_timeout
-from orchestrator.core.kv_params import lease_seconds, unusable
+from orchestrator.core.kv_params import UsedParams, lease_seconds, unusable
 from orchestrator.core.selection import Candidate, decide, eligible
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, total
@@ -51,6 +51,28 @@ class TestTransferParams:
     @pytest.mark.parametrize("params", [None, [], "x", 1])
     def test_not_an_object(self, params: Any) -> None:
         assert unusable("length", params, 5)
+
+    @pytest.mark.parametrize(
+        ("remote_id", "fits"),
+        [
+            ("generate-tokens-leg1", True),
+            ("generate-tokens-leg1-0-abc", True),
+            ("generate-tokens-leg2", False),
+            ("named by its own rule", True),
+        ],
+    )
+    def test_params_of_another_request_are_noticed(self, remote_id: str, fits: bool) -> None:
+        params = COMPLETE | {"remote_request_id": remote_id}
+        assert (unusable("length", params, 5, "leg1") is None) is fits
+
+    def test_params_can_be_claimed_once_and_memory_of_them_is_bounded(self) -> None:
+        used = UsedParams(max_entries=3)
+        assert used.claim(COMPLETE)
+        assert not used.claim(dict(COMPLETE))
+        assert used.claim(COMPLETE | {"remote_engine_id": "another"})
+        for i in range(10):
+            assert used.claim(COMPLETE | {"remote_request_id": str(i)})
+        assert len(used) == 3
 
     def test_direction_and_size(self) -> None:
         assert unusable("length", COMPLETE | {"do_remote_prefill": False}, 5)

@@ -19,6 +19,10 @@ FIRST: Final = "first"
 """Where an output starts that may start with the answer, when answers have a start of their own."""
 
 
+ENDED: Final = "ended"
+"""The answer after the marker of a call that ended reasoning and is text itself."""
+
+
 def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, State]:
     """One table of both. A tool call ends reasoning where the reasoning table says so. Raises TableError."""
     states = dict(tool.states)
@@ -44,11 +48,19 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
         done = tool.initial if state.done == CONTENT else state.done
         if name in reasoning.ended_by_tools:
             on = {**ends, **on}
+            on |= {marker: ENDED for marker in reasoning.ended_by if _is_free(marker, on)}
         states[name] = replace(state, on=on, done=done)
+    if any(ENDED in state.on.values() for state in states.values()):
+        states[ENDED] = replace(states[CONTENT], shows_marker=True)
     if tool.initial != CONTENT and states[reasoning.initial].text is Region.CONTENT:
         # The output may start with the answer or with text in which reasoning may start.
         states[FIRST] = replace(states[tool.initial], failed=reasoning.initial)
     return states
+
+
+def _is_free(marker: str, on: Mapping[str, str]) -> bool:
+    """Whether this marker can be told from all others."""
+    return not any(marker in other or other in marker for other in on)
 
 
 class Node:
@@ -64,12 +76,14 @@ class Node:
         "held",
         "ids",
         "index",
+        "kept",
         "name",
         "on",
         "opens_call",
         "routes",
         "search",
         "separator",
+        "shows_marker",
         "text",
         "width",
     )
@@ -83,6 +97,8 @@ class Node:
         self.opens_call: Final = state.opens_call
         self.gives_back: Final = state.gives_back
         self.drops_blanks: Final = state.drops_blanks
+        self.shows_marker: Final = state.shows_marker
+        self.kept: frozenset[int] = frozenset()
         self.done: Node = self
         self.failed: Node = self
         self.cut: Node = self
@@ -156,8 +172,9 @@ def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: 
             if token_id is not None:
                 node.ids[token_id] = by_name[to]
                 marker_ids[token_id] = marker
-        for marker in state.inside:
-            token_id = vocabulary.token_id(marker)
-            if token_id is not None:
-                marker_ids[token_id] = marker
+        inside = {
+            token_id: text for text in state.inside if (token_id := vocabulary.token_id(text)) is not None
+        }
+        marker_ids.update(inside)
+        node.kept = frozenset(inside)
     return marker_ids

@@ -23,7 +23,8 @@ _BUILT_IN: Final = frozenset({"python", "browser", "container"})
 
 @dataclass(frozen=True)
 class HarmonyMessageFormat(HeaderCallFormat):
-    """``calls``: messages to functions are calls; otherwise their text is the answer's."""
+    """``calls``: messages to functions are calls; otherwise they are not shown, as they are addressed to no
+    reader."""
 
     calls: bool = True
 
@@ -61,10 +62,11 @@ class HarmonyMessage(HeaderCall):
         words = rest.partition(_CHANNEL)[0].split(maxsplit=1)
         if author not in ("", "assistant"):
             self._routed("ignored")
-        elif recipient is not None and function and self._calls:
-            self.commit(recipient.removeprefix("functions."), "", calls)
-        elif function:
-            self._routed("message")
+        elif recipient is not None and function:
+            if self._calls:
+                self.commit(recipient.removeprefix("functions."), "", calls)
+            else:
+                self._routed("ignored")
         else:
             self._routed(_channel(words[0] if words else "", recipient))
 

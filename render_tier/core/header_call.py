@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from render_tier.core.body import Calls, Status
-from render_tier.core.json_tracker import JsonTracker
+from render_tier.core.json_tracker import DONE, JsonTracker
 from render_tier.core.markers import Markers
 
 _HEADER: Final = 0
@@ -32,13 +32,15 @@ class HeaderCallFormat:
     """``separator``: a pattern for what ends the header; what it matches is not part of the arguments, and
     it may match the empty text before their first character. ``header``: a pattern that the whole header
     (white space at its ends removed) must match, with a group ``name`` and optionally a group ``id``.
-    ``ends``: texts that end arguments which are no JSON. ``header_limit``: characters of a header before it
-    is taken for text.
+    ``ends``: texts that end arguments which are no JSON. ``bare``: a header of this shape is a call without
+    arguments where a marker follows it at once; empty: none is. ``header_limit``: characters of a header
+    before it is taken for text.
     """
 
     separator: str
     header: str = r"(?P<name>\S(?:.*\S)?)"
     ends: tuple[str, ...] = ()
+    bare: str = ""
     header_limit: int = 1024
 
     @cached_property
@@ -48,6 +50,11 @@ class HeaderCallFormat:
     @cached_property
     def read_header(self) -> re.Pattern[str]:
         return re.compile(self.header, re.DOTALL)
+
+    @cached_property
+    def fenced(self) -> bool:
+        """Whether a newline after the arguments is a part of what ends them."""
+        return any(end.startswith("\n") for end in self.ends)
 
     @cached_property
     def end_markers(self) -> Markers:
@@ -135,7 +142,13 @@ class HeaderCall:
         stop = len(text) if end < 0 else end
         if stop > index:
             self._empty = False
-            calls.call_arguments(text[index:stop])
+            piece = text[index:stop]
+            if self._held:
+                piece, self._held = self._held + piece, ""
+            if piece[-1] == "\n" and self._format.fenced and tracker.mode != DONE:
+                piece, self._held = piece[:-1], "\n"
+            if piece:
+                calls.call_arguments(piece)
         if not tracker.valid:
             self._phase, self._tracker = _RAW, None
         elif end >= 0:
@@ -176,6 +189,9 @@ class HeaderCall:
         self._end(calls, complete=tracker is not None and tracker.ends_here)
 
     def close(self, calls: Calls) -> None:
+        bare = self._format.bare
+        if self._phase == _HEADER and bare and re.fullmatch(bare, self._header.strip()):
+            self.header_over(self._header, calls)
         if self._phase == _LEAD:
             calls.call_arguments("{}")
             self._end(calls, complete=True)

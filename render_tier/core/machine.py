@@ -320,8 +320,8 @@ class Machine:
             if node.body is not None:
                 target = node.ids.get(token_id)
                 if target is not None:
-                    self._close_body()
-                    self._enter(target, text)
+                    failed = self._close_body()
+                    self._enter(self._node.ids.get(token_id, target) if failed else target, text)
                     return
                 text, token_id = self._feed_body(text, token_id)
                 continue
@@ -330,6 +330,7 @@ class Machine:
                 skipped = (
                     target is None
                     and self._options.skip_special_tokens
+                    and token_id not in node.kept
                     and token_id in self._grammar.vocabulary.special_ids
                 )
                 if target is not None or skipped:
@@ -369,7 +370,10 @@ class Machine:
         if node.opens_call:
             self._blanks.opened = True
         if node.body is None:
-            self._ledger.advance(len(marker), Region.MARKUP)
+            if node.shows_marker:
+                self._text(node, marker)
+            else:
+                self._ledger.advance(len(marker), Region.MARKUP)
         elif node.gives_back:
             self._body = node.body.open(marker, self._options.hold_limit)
             self._marker_open = len(marker)
@@ -396,7 +400,8 @@ class Machine:
         else:
             self._body_open += length
 
-    def _close_body(self) -> None:
+    def _close_body(self) -> bool:
+        """True: the body's text was given back, so what closed it has the meaning that it has in text."""
         body = self._body
         assert body is not None
         body.close(self)
@@ -405,8 +410,9 @@ class Machine:
             self._ledger.advance(self._marker_open + self._body_open, Region.MARKUP)
             self._marker_open = self._body_open = 0
             self._body = None
-            return
+            return False
         self._body_over(self._node.failed)
+        return body.status is Status.FAILED
 
     def _body_over(self, failed: Node) -> None:
         body, node = self._body, self._node

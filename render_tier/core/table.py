@@ -52,7 +52,11 @@ class State:
     body's to judge. ``inside``: markers that the body reads as text, to be kept even where special tokens
     are left out.
 
+    ``inside`` of a state of text: tokens that are text there although the vocabulary calls them special.
+
     ``gives_back``: the marker that led to a body which fails is text too; otherwise it is markup.
+
+    ``shows_marker``: the marker that leads here is the beginning of the text here.
 
     ``drops_blanks``: white space of the answer right before the marker that leads here is not shown.
 
@@ -69,6 +73,7 @@ class State:
     routes: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
     gives_back: bool = True
+    shows_marker: bool = False
     drops_blanks: bool = False
     opens_call: bool = False
 
@@ -80,13 +85,15 @@ class ReasoningFormat:
     ``states`` go on to the state `CONTENT`. ``start`` and ``end`` are the markers by which a prompt opens
     or closes reasoning. ``initial`` is the state when the prompt says nothing, ``opened`` when it left
     reasoning open; one that closed it starts in CONTENT. In states listed in ``ended_by_tools`` the marker
-    of a tool call ends the reasoning. ``content_on``: markers with a meaning in CONTENT. ``disabled_by``:
-    values of chat_template_kwargs with which the prompt closes (or never opens) reasoning, for when no
-    prompt is known; ``enabled_by``: values with which the answer starts with reasoning although the prompt
-    says nothing. ``trims``: white space at the end of reasoning is not shown. ``preface``: content before
-    all output. ``repeated_by``: values of chat_template_kwargs with which reasoning is repeated as content
-    when there is no other (`MachineOptions.repeat_reasoning`). ``joined``: the states of this format and a
-    tool format (by name) that are one and cannot be told apart, instead of the states of both.
+    of a tool call ends the reasoning; so do the markers ``ended_by``, which are text of the answer where the
+    tool format (none, or another family's) gives them no meaning. ``content_on``: markers with a meaning in
+    CONTENT. ``disabled_by``: values of chat_template_kwargs with which the prompt closes (or never opens)
+    reasoning, for when no prompt is known; ``enabled_by``: values with which the answer starts with reasoning
+    although the prompt says nothing. ``trims``: white space at the end of reasoning is not shown.
+    ``preface``: content before all output. ``repeated_by``: values of chat_template_kwargs with which
+    reasoning is repeated as content when there is no other (`MachineOptions.repeat_reasoning`). ``joined``:
+    the states of this format and a tool format (by name) that are one and cannot be told apart, instead of
+    the states of both.
     """
 
     name: str
@@ -97,6 +104,7 @@ class ReasoningFormat:
     end: str
     aliases: tuple[str, ...] = ()
     ended_by_tools: frozenset[str] = frozenset()
+    ended_by: tuple[str, ...] = ()
     content_on: Mapping[str, str] = field(default_factory=dict)
     disabled_by: Mapping[str, Any] = field(default_factory=dict)
     enabled_by: Mapping[str, Any] = field(default_factory=dict)
@@ -120,6 +128,8 @@ class ToolFormat:
     is dropped too where a state with ``opens_call`` was reached and no call came of it.
 
     ``reasoning_ends``: the markers of CONTENT that have their meaning in reasoning too (None: all of them).
+    ``answer_states``: the states for a request whose calls are not wanted (`formats.bypassed`), for formats
+    that write the answer itself in markup; otherwise all text is the answer, markers included.
     ``none_drops``: with tool_choice "none", vLLM removes the text of a call that the model wrote all the
     same. ``bare_json``: with tool_choice "required" or a named function the model is held to JSON
     (`formats.guided`) instead of this format. ``initial``: where the answer starts, after
@@ -131,6 +141,7 @@ class ToolFormat:
     aliases: tuple[str, ...] = ()
     blanks: Blanks = "keep"
     reasoning_ends: frozenset[str] | None = None
+    answer_states: Mapping[str, State] = field(default_factory=dict)
     none_drops: bool = False
     bare_json: bool = False
     initial: str = CONTENT

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from render_tier.core.formats import PLAIN, reasoning_format, starts_with_reasoning, tool_format
+from render_tier.core.formats.bypassed import bypassed
 from render_tier.core.formats.guided import answer_format
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
@@ -75,7 +76,8 @@ class ContextResolver:
         self._tool = tool_format(settings.tool_parser) if settings.tool_parser else None
         vocabulary = model.vocabulary
         self._plain = Grammar(None, PLAIN, vocabulary)
-        self._no_tools = Grammar(self._reasoning, PLAIN, vocabulary)
+        without_calls = bypassed(self._tool) if self._tool is not None else PLAIN
+        self._no_tools = Grammar(self._reasoning, without_calls, vocabulary)
         self._with_tools = Grammar(self._reasoning, self._tool, vocabulary) if self._tool else self._no_tools
         self._required = self._with_tools
         if self._tool is not None and self._tool.bare_json:

@@ -9,6 +9,7 @@ from typing import Any
 
 from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, Text
 from render_tier.core.formats import PLAIN, prompt_reasoning, reasoning_format, tool_format
+from render_tier.core.formats.bypassed import bypassed
 from render_tier.core.formats.guided import answer_format
 from render_tier.core.grammar import Grammar
 from render_tier.core.machine import Machine, MachineOptions
@@ -98,13 +99,12 @@ def options_of(case: dict[str, Any]) -> MachineOptions:
 
 
 def grammar_of_case(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Grammar:
-    """Without tools, or with tool_choice none, there is no tool parser."""
+    """Without tools, or with tool_choice none, the calls are not wanted."""
     reasoning, tools = case["format"]["reasoning_parser"], case["format"]["tool_parser"]
-    if not case.get("tools") or case.get("tool_choice") == "none":
-        tools = None
+    wanted = bool(case.get("tools")) and case.get("tool_choice") != "none"
     choice = case.get("tool_choice")
     function = choice["function"]["name"] if isinstance(choice, dict) else None
-    return grammar_of(reasoning, tools, tokenizer, choice == "required", function)
+    return grammar_of(reasoning, tools, tokenizer, choice == "required", function, wanted)
 
 
 @cache
@@ -114,9 +114,13 @@ def grammar_of(
     tokenizer: CorpusTokenizer,
     required: bool = False,
     function: str | None = None,
+    wanted: bool = True,
 ) -> Grammar:
     """The grammar of two parser names and a forced tool_choice, for one tokenizer."""
-    tool = answer_format(tool_format(tools), required=required, function=function) if tools else PLAIN
+    tool = PLAIN
+    if tools:
+        tool = tool_format(tools)
+        tool = answer_format(tool, required=required, function=function) if wanted else bypassed(tool)
     return Grammar(
         reasoning_format(reasoning) if reasoning else None,
         tool,

@@ -17,7 +17,7 @@ DEEPSEEK_V31 = ToolFormat(
     states={
         CONTENT: State(text=Region.CONTENT, on={SECTION: "section"}),
         "section": State(on=MARKERS),
-        "damaged": State(text=Region.CONTENT, on=MARKERS),
+        "damaged": State(text=Region.CONTENT, on={**MARKERS, CALL_END: "damaged"}, inside=(SEPARATOR,)),
         "call": State(
             body=HeaderCallFormat(separator=SEPARATOR, ends=(CALL_END,)),
             on=MARKERS,

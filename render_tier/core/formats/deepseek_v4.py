@@ -19,6 +19,7 @@ DEEPSEEK_V4_REASONING = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=("<｜DSML｜tool_calls>",),
     content_on={"<think>": "reasoning", "</think>": CONTENT},
     disabled_by={"enable_thinking": False, "thinking": False, "reasoning_effort": "none"},
     trims=True,

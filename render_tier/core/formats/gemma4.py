@@ -46,6 +46,7 @@ GEMMA4_REASONING = ReasoningFormat(
     start=_CHANNEL,
     end=_CHANNEL_END,
     ended_by_tools=frozenset({"opening", "channel", "reasoning"}),
+    ended_by=(_CALL,),
     content_on=_CHANNELS,
     trims=True,
 )

@@ -56,6 +56,7 @@ GLM47_REASONING = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=(_START,),
     content_on={"<think>": "reasoning", "</think>": CONTENT},
     disabled_by={"enable_thinking": False, "thinking": False},
     trims=True,

@@ -27,6 +27,7 @@ GRANITE_REASONING = ReasoningFormat(
     start="Here is my thought process:",
     end="Here is my response:",
     ended_by_tools=frozenset({"opening", "reasoning"}),
+    ended_by=("<|tool_call|>", "<tool_call>"),
     keeps_special_tokens=False,
 )
 

@@ -16,6 +16,7 @@ GRANITE_THINKING = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=("<tool_call>",),
     content_on={"</think>": CONTENT},
     disabled_by={"enable_thinking": False},
     trims=True,

@@ -2,13 +2,17 @@
 
 Calls stand in a section, each ``<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}``
 ``<|tool_call_end|>``. The header is the call's ID, which counts over the whole conversation; it is handed on
-with the call. Text after the first section is not shown.
+with the call. Arguments may follow it at once, or be missing. Text after the first section is not shown.
 """
 
 from __future__ import annotations
 
 from render_tier.core.header_call import HeaderCallFormat
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_MARKERS = {_CALL: "call", _CALL_END: "section", _SECTION_END: "section", _SECTION: "section"}
 
 KIMI_K2_REASONING = ReasoningFormat(
     name="kimi_k2",
@@ -18,30 +22,30 @@ KIMI_K2_REASONING = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=(_SECTION,),
     content_on={"</think>": CONTENT},
     disabled_by={"thinking": False, "enable_thinking": False},
     trims=True,
 )
-
-_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_MARKERS = {_CALL: "call", _CALL_END: "section", _SECTION_END: "section", _SECTION: "section"}
 
 KIMI_K2 = ToolFormat(
     name="kimi_k2",
     states={
         CONTENT: State(text=Region.CONTENT, on={_SECTION: "section"}),
         "section": State(on=_MARKERS),
+        "damaged": State(text=Region.CONTENT, on={**_MARKERS, _CALL_END: "damaged"}, inside=(_ARGUMENTS,)),
         "call": State(
             body=HeaderCallFormat(
-                separator=r"<\|tool_call_argument_begin\|>",
+                separator=r"<\|tool_call_argument_begin\|>|(?=[{\[]|<\|tool_call_end\|>)",
                 header=r"(?P<id>(?:functions\.)?+(?P<name>[^:<|\s]+)(?::\d+)?).*",
                 ends=(_CALL_END, _SECTION_END),
+                bare=r"[^:]+:\d+",
             ),
             on=_MARKERS,
             inside=(_ARGUMENTS,),
             done="section",
-            failed="section",
+            failed="damaged",
+            cut="section",
         ),
     },
     blanks="drop_alone",

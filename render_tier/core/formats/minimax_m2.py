@@ -87,6 +87,7 @@ MINIMAX_M2_REASONING = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=(_START,),
     content_on={"</think>": CONTENT},
     trims=True,
 )

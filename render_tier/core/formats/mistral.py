@@ -25,6 +25,7 @@ MISTRAL_REASONING = ReasoningFormat(
     start="[THINK]",
     end="[/THINK]",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=("[TOOL_CALLS]",),
     content_on={**_OPENERS, **_CLOSERS},
     trims=True,
 )

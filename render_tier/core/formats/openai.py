@@ -1,9 +1,10 @@
 """Harmony (gpt-oss): the whole output is messages, and what each of them is stands in its head.
 
 Analysis is reasoning, final and commentary are the answer, a message to a function is a call. Several
-messages of one kind are joined by newlines. Messages of other authors, to the model's own tools or on
-unknown channels are not shown. Text outside messages is part of the answer, so that a stream that lost its
-way goes on as text. The reasoning and the tool format are one grammar; either works alone.
+messages of one kind are joined by newlines. Messages of other authors, to the model's own tools, to
+functions where calls are not wanted, or on unknown channels are not shown. Text outside messages is part of
+the answer, so that a stream that lost its way goes on as text. The reasoning and the tool format are one
+grammar; either works alone.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ OPENAI_GPTOSS = ReasoningFormat(
     start="<|channel|>analysis<|message|>",
     end="<|end|>",
     content_on=_MARKERS,
-    joined={"openai": {**_CONTENT, **_states(Region.REASONING, calls=True)}},
+    joined={
+        "openai": {**_CONTENT, **_states(Region.REASONING, calls=True)},
+        "openai, bypassed": {**_CONTENT, **_states(Region.REASONING, calls=False)},
+    },
 )
 
 OPENAI = ToolFormat(
     name="openai",
     states={**_CONTENT, **_states(Region.MARKUP, calls=True)},
+    answer_states={**_CONTENT, **_states(Region.MARKUP, calls=False)},
     initial="head",
     none_drops=True,
 )

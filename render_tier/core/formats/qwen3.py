@@ -16,6 +16,7 @@ QWEN3 = ReasoningFormat(
     start="<think>",
     end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=("<tool_call>",),
     content_on={"</think>": CONTENT},  # models write it twice; the second one is not shown either
     disabled_by={"enable_thinking": False},
 )

@@ -17,6 +17,7 @@ SEED_OSS_REASONING = ReasoningFormat(
     start="<seed:think>",
     end="</seed:think>",
     ended_by_tools=frozenset({"reasoning"}),
+    ended_by=("<seed:tool_call>",),
     content_on={"</seed:think>": CONTENT},
     disabled_by={"enable_thinking": False},
 )

@@ -37,6 +37,22 @@ def test_the_fence_is_no_part_of_arguments_that_are_no_json() -> None:
     assert cut(got) == [("a", "{x: 1}", False)]
 
 
+def test_the_newline_of_the_fence_is_no_part_of_arguments_either() -> None:
+    got = read("deepseek_r1", section("a\n```json\n{\n```", "b\n```json\n{}\n```"))
+    assert cut(got) == [("a", "{", False), ("b", "{}", True)]
+
+
+def test_a_separator_written_twice_is_no_part_of_the_name() -> None:
+    text = section("<｜tool▁sep｜>a\n```json\n{}\n```", "\tb\n```json\n{}\n```")
+    assert calls(read("deepseek_r1", text)) == [("a", "{}"), ("b", "{}")]
+
+
+def test_the_text_of_a_broken_call_does_not_vanish() -> None:
+    broken = f"<｜tool▁call▁begin｜>function{CALL_END}<｜tool▁sep｜>a\n```json\n{{}}\n```{CALL_END}"
+    got = read("deepseek_r1", f"</think>{BEGIN}{broken}{HEAD}b\n```json\n{{}}\n```{CALL_END}{END}")
+    assert (got.content, calls(got)) == (broken.replace(CALL_END, ""), [("b", "{}")])
+
+
 def test_text_after_the_section_is_not_shown() -> None:
     got = read("deepseek_r1", section("a\n```json\n{}\n```") + "\nDone.")
     assert (got.content, calls(got)) == ("", [("a", "{}")])

@@ -42,6 +42,27 @@ def test_a_header_without_a_name_is_no_call() -> None:
     assert read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.:0')}{END}").calls == []
 
 
+def test_a_header_that_its_end_follows_at_once_is_a_call_without_arguments() -> None:
+    text = f"<think>x</think>{BEGIN}{CALL}functions.a:0{CALL_END}{call('functions.b:1')}{END}"
+    got = read("kimi_k2", text)
+    assert (calls(got), got.content) == ([("a", "{}"), ("b", "{}")], "")
+
+
+def test_arguments_without_their_marker_are_the_calls_own() -> None:
+    text = f'<think>x</think>{BEGIN}{CALL}functions.a:0{{"raw": false}}{CALL_END}{END}'
+    assert calls(read("kimi_k2", text)) == [("a", '{"raw": false}')]
+
+
+def test_a_stray_character_in_the_header_does_not_lose_the_call() -> None:
+    assert calls(read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.a:0<')}{END}")) == [("a", "{}")]
+
+
+def test_the_text_of_a_broken_call_does_not_vanish() -> None:
+    text = f"<think>x</think>{BEGIN}{CALL}no header here{CALL_END}: so{CALL}functions.b:1{ARGUMENTS}{{}}{END}"
+    got = read("kimi_k2", text)
+    assert (got.content, calls(got)) == (f"{CALL}no header here: so", [("b", "{}")])
+
+
 def test_long_arguments_are_not_cut() -> None:
     arguments = '{"x": "' + "wave " * 4000 + '"}'
     assert calls(read("kimi_k2", f"<think>x</think>{BEGIN}{call('functions.a:0', arguments)}{END}")) == [

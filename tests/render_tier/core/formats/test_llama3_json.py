@@ -16,6 +16,17 @@ def test_the_python_tag_is_not_shown() -> None:
     assert (got.content, calls(got)) == ("", [("a", '{"x": "}{"}')])
 
 
+def test_the_python_tag_before_no_call_is_text() -> None:
+    for text in (
+        "<|python_tag|>print(1)",
+        '<|python_tag|>{name": "a"}',
+        "<|python_tag|>",
+        "<|python_tag|> \n{",
+    ):
+        got = read("llama3_json", text)
+        assert (got.content, got.calls) == (text, [])
+
+
 def test_other_keys_before_the_name() -> None:
     assert calls(read("llama3_json", '{"type": "function", "name": "a", "parameters": {}}')) == [("a", "{}")]
 

@@ -82,6 +82,6 @@ def test_a_head_in_the_middle_of_a_message_starts_a_new_one() -> None:
     assert (got.reasoning, got.content) == ("why", "Hi")
 
 
-def test_without_tools_the_text_of_a_call_is_kept() -> None:
+def test_without_tools_a_message_to_a_function_is_not_shown() -> None:
     got = read("openai_gptoss", f"{C}commentary to=functions.a{M}{{}}<|call|>", tools=False, choice=None)
-    assert (got.content, got.calls) == ("{}", [])
+    assert (got.content, got.calls) == ("", [])

@@ -26,7 +26,9 @@ async def test_every_request_has_its_answer_or_one_honest_error_and_leaves_nothi
     half = REQUESTS // 2
     numbers = [int(ONLY)] if ONLY else list(range(half) if held_kv == "free" else range(half, REQUESTS))
     print(f"\nFAULT_SEED={SEED} requests {numbers[0]}-{numbers[-1]}")
-    policy = {"held_kv": held_kv, "abort_decode": "first_token" if held_kv == "free" else "at_once"}
+    policy = {"held_kv": held_kv, "abort_decode": "first_token", "continuations": 0}
+    if held_kv == "lease":
+        policy |= {"abort_decode": "at_once", "continuations": 1}
     limits = {"admission": {"decode_per_member": 8}}
     settings = SETTINGS | {"policy": policy} | limits
     async with launched(render=2, prefill=2, decode=3, pace=0.004, settings=settings) as stack:

@@ -1,8 +1,8 @@
 """A fault injector: one aiohttp server that plays the render tier and the engines, and fails on purpose.
 
 It is scripted, not a simulation of quality: a prompt is one token per word, output token ``t`` reads ``t<id>
-``, and an engine sends tokens 100, 101, … It does keep the books that real engines keep and that matter here:
-which legs it saw, which KV it holds under a lease, whether params are used twice, which ids were aborted,
+``, and an engine sends tokens 100, 101, … (from 100 + 1000 times the seed). It does keep the books that real
+engines keep and that matter here: which legs it saw, which KV it holds under a lease, whether params are used twice, which ids were aborted,
 which streams broke off.
 
 ``tier.faults[path]`` is a list of faults for the next calls of that path, first in, first out; ``None`` lets
@@ -233,6 +233,8 @@ class Tier:
         await response.prepare(request)
         count = body["sampling_params"]["max_tokens"]
         first = 100 + 1000 * (body["sampling_params"].get("seed") or 0)
+        # A prompt that ends with the answer's beginning goes on from there, as greedy sampling would.
+        first += sum(token >= first for token in body["token_ids"])
         reason = fault.finish_reason if isinstance(fault, Answer) else None
         for i in range(count + 1):
             await self._pause()

@@ -2,8 +2,8 @@
 
 It is scripted, not a simulation of quality: a prompt is one token per word, output token ``t`` reads ``t<id>
 ``, and an engine sends tokens 100, 101, … (from 100 + 1000 times the seed). It does keep the books that real
-engines keep and that matter here: which legs it saw, which KV it holds under a lease, whether params are used twice, which ids were aborted,
-which streams broke off.
+engines keep and that matter here: which legs it saw, which KV it holds under a lease, whether params are used
+twice, which ids were aborted, which streams broke off.
 
 ``tier.faults[path]`` is a list of faults for the next calls of that path, first in, first out; ``None`` lets
 one pass.

@@ -25,11 +25,11 @@ venv: check-python ## .venv with the project and everything for development
 venv-demo: check-python
 	@$(PYTHON) scripts/bootstrap.py --extra demo
 
-models: venv ## the two small models of the demo and the tests, in .cache/models
+models: venv ## the models and tokenizers of the tests, in .cache/models (620 MB)
 	@$(BIN)/python scripts/fetch_models.py
 
 models-demo: venv-demo
-	@$(BIN)/python scripts/fetch_models.py
+	@$(BIN)/python scripts/fetch_models.py smollm2 qwen3
 
 test: models ## every test that needs nothing but this machine; ARGS="-k name" goes to pytest
 	$(BIN)/pytest $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -18,16 +19,29 @@ def demo(
     prompt: Annotated[str, typer.Option(help="What to ask the small model.")] = (
         "Explain in three sentences why the sea is salty."
     ),
-    max_tokens: Annotated[int, typer.Option(min=2, max=1024)] = 96,
+    max_tokens: Annotated[int, typer.Option(min=2, max=1024, help="Tokens the small model may write.")] = 96,
     port: Annotated[int, typer.Option(help="Port of the orchestrator (0: any free one).")] = 0,
     ready_timeout: Annotated[float, typer.Option(help="Seconds to wait for the processes.")] = 120.0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running until Ctrl-C.")] = False,
 ) -> None:
     """Run all four hops on this machine and show what happened."""
+    # Every polite way to end the demo is a KeyboardInterrupt, which passes through its `with` blocks. INT is
+    # set too, because a shell starts background jobs with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         from orchestrator.demo.run import Options, run
+
+        options = Options(model, scripted_model, prompt, max_tokens, port, ready_timeout, keep)
+        code = run(options)
     except ModuleNotFoundError as missing:
         typer.echo(f"the demo needs {missing.name}: pip install 'disagg-frontend[demo]'", err=True)
-        raise typer.Exit(2) from None
-    options = Options(model, scripted_model, prompt, max_tokens, port, ready_timeout, keep)
-    raise typer.Exit(run(options))
+        code = 2
+    except KeyboardInterrupt:
+        typer.echo("\nall processes ended")
+        code = 130
+    raise typer.Exit(code)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

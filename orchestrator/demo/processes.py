@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
 
 
 class ProcessFailed(RuntimeError):
@@ -24,6 +29,23 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _end_with_parent() -> None:
+    """Between fork and exec: have the kernel (Linux) end this process when the demo dies uncleanly."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
@@ -60,6 +82,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,  # the demo starts its children before any thread
                 env={**os.environ, **self.env},
             )
 
@@ -76,6 +99,10 @@ class Child:
         if ready:
             self.ready_seconds = time.monotonic() - self.started
         return ready
+
+    @property
+    def ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def log_tail(self, lines: int = 20) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

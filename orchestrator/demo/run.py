@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from orchestrator.demo.chat import ChatRecord, stream_chat
 from orchestrator.demo.metrics import read_totals
-from orchestrator.demo.processes import Child, ProcessFailed, stop_all
+from orchestrator.demo.processes import Child, ProcessFailed, port_is_free, stop_all
 from orchestrator.demo.report import Transfer, print_message, print_report
 from orchestrator.demo.script import QUESTION, WEATHER_TOOL, write_script
 from orchestrator.demo.stack import Stack, build_stack
@@ -30,6 +29,8 @@ QWEN3_FLAGS = (
     *("--tool-call-parser", "hermes"),
     "--enable-auto-tool-choice",
 )
+EXAMPLE_PORT = 8000
+EXAMPLE_URL = f"http://127.0.0.1:{EXAMPLE_PORT}"
 STYLES = {"reasoning": "dim italic", "content": "", "call": "cyan"}
 
 
@@ -53,23 +54,16 @@ def run(options: Options) -> int:
         if not (directory / "tokenizer.json").is_file():
             console.print(f"{directory} is not a model directory: run `make models` first", style="red")
             return 2
-    # A terminal's hang-up and a supervisor's TERM end the demo as Ctrl-C does: through the `with` blocks.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    if options.port and not port_is_free(options.port):
+        console.print(f"port {options.port} is in use: choose another with --port", style="red")
+        return 2
     try:
         with ExitStack() as cleanup:
             _run(console, cleanup, options)
-    except KeyboardInterrupt:
-        console.print("\nall processes ended")
-        return 130
     except (ProcessFailed, httpx.HTTPError, APIError) as failure:
         console.print(f"\n{failure}", style="red", markup=False)
         return 1
     return 0
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
@@ -107,8 +101,17 @@ def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
         for child in children:
             console.print(f"  {child.name:24} {child.url}  pid {child.pid}")
         console.print("running until Ctrl-C")
-        while True:
-            time.sleep(3600)
+        _watch(console, children)
+
+
+def _watch(console: Console, children: Sequence[Child]) -> None:
+    """Wait for the interrupt, and say so when a process ends by itself."""
+    alive = list(children)
+    while True:
+        for child in [child for child in alive if child.ended]:
+            alive.remove(child)
+            console.print(f"{child.name} has ended; the end of its log:\n{child.log_tail(8)}", markup=False)
+        time.sleep(0.5)
 
 
 def _start(console: Console, children: Sequence[Child], timeout: float) -> None:
@@ -159,7 +162,10 @@ def _chat(
 
 def _print_curl(console: Console, stack: Stack, keep: bool) -> None:
     body = {"model": stack.served, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    when = "Try it yourself" if keep else "Run `make demo ARGS=--keep`, then try it yourself"
+    if keep:
+        url, when = stack.orchestrator.url, "Try it yourself"
+    else:
+        url, when = EXAMPLE_URL, f"Run `make demo ARGS='--keep --port {EXAMPLE_PORT}'`, then try it yourself"
     console.rule(when, align="left")
-    line = f"curl -N {stack.orchestrator.url}/v1/chat/completions -H 'Content-Type: application/json' "
+    line = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
     console.print(line + f"-d {shlex.quote(json.dumps(body))}", soft_wrap=True, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -74,10 +75,38 @@ def test_an_interrupt_ends_every_process_it_started(
         assert len(children) >= 8
         process.send_signal(signal.SIGINT)
         process.wait(30)
-        wait_for(lambda: not any(child.is_running() for child in children), 10)
+        wait_for(lambda: not any(alive(child) for child in children), 10)
     finally:
         process.kill()
     assert "all processes ended" in output.read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_demo_takes_its_processes_along(smollm2_dir: Path, qwen3_dir: Path) -> None:
+    process = subprocess.Popen(
+        demo(smollm2_dir, qwen3_dir), stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        parent = psutil.Process(process.pid)
+        wait_for(lambda: len(parent.children()) == 8, 60)
+        children = parent.children()
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not any(alive(child) for child in children), 60)
+
+
+def alive(process: psutil.Process) -> bool:
+    """A zombie that nobody has waited for yet has ended."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_refuses_a_port_that_is_in_use(smollm2_dir: Path, qwen3_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = demo(smollm2_dir, qwen3_dir, "--port", str(taken.getsockname()[1]))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "is in use" in done.stdout
 
 
 def test_says_what_to_do_when_the_models_are_missing(tmp_path: Path) -> None:

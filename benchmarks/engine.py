@@ -1,7 +1,7 @@
-"""Prefill and decode speed of the embedded engine beside a vLLM tokens-only engine on the CPU, one after
-the other.
+"""Prefill and decode speed of the embedded engine beside a vLLM tokens-only engine on the CPU.
 
-Both run SmolLM2-135M in float32 on all cores and are called over the same wire. Prompts are random IDs,
+Both run SmolLM2-135M in float32 on the same cores with as many threads, stand ready together and are called
+in turn over the same wire, so that what else the machine does hits both alike. Prompts are random IDs,
 different in each call, so that no prefix cache helps. Decode speed is counted from the first to the last
 streamed token.
 """
@@ -9,12 +9,15 @@ streamed token.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import random
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +53,12 @@ class Load:
         sampling = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
         return {"model": "smollm2", "token_ids": ids, "sampling_params": sampling, "stream": stream}
 
-    def prefill(self, length: int, repeat: int) -> Speed:
-        self.client.post(PATH, json=self.body(length, 1, False)).raise_for_status()
-        times = []
-        cpu = cpu_seconds(self.server.pid)
-        for _ in range(repeat):
-            started = time.perf_counter()
-            self.client.post(PATH, json=self.body(length, 1, False)).raise_for_status()
-            times.append(time.perf_counter() - started)
-        used = cpu_seconds(self.server.pid) - cpu
-        return Speed(length / median(times), used / repeat / length * 1e3)
+    def prefill(self, length: int) -> Speed:
+        body = self.body(length, 1, False)
+        cpu, started = cpu_seconds(self.server.pid), time.perf_counter()
+        self.client.post(PATH, json=body).raise_for_status()
+        seconds = time.perf_counter() - started
+        return Speed(length / seconds, (cpu_seconds(self.server.pid) - cpu) / length * 1e3)
 
     def decode(self, batch: int, tokens: int) -> Speed:
         """All sequences start together; the rate is that of the tokens after each one's first."""
@@ -90,16 +89,22 @@ class Load:
         return Speed((sum(counts) - batch) / (max(lasts) - min(firsts)), used / sum(counts) * 1e3)
 
 
-def measure(server: ServerProcess, prompts: list[int], tokens: int, repeat: int) -> dict[str, Speed]:
-    with server:
-        load = Load(server)
-        with load.client:
-            load.decode(1, 8)
-            speeds = {f"prefill, {length} tokens": load.prefill(length, repeat) for length in prompts}
-            for batch in (1, 4):
-                runs = sorted((load.decode(batch, tokens) for _ in range(repeat)), key=lambda run: run.rate)
-                speeds[f"decode, batch {batch}"] = runs[len(runs) // 2]
-    return speeds
+Measurement = Callable[[Load], Speed]
+
+
+def measurements(prompts: list[int], tokens: int) -> dict[str, Measurement]:
+    return {
+        **{f"prefill, {n} tokens": functools.partial(Load.prefill, length=n) for n in prompts},
+        **{f"decode, batch {n}": functools.partial(Load.decode, batch=n, tokens=tokens) for n in (1, 4)},
+    }
+
+
+def row(name: str, ours: list[Speed], peer: list[Speed]) -> list[str]:
+    """Medians of the speeds, and the median of the ratios of neighbouring runs."""
+    cells = [name, *(f"{median(speed.rate for speed in speeds):.1f}" for speeds in (ours, peer))]
+    ratios = [mine.rate / its.rate for mine, its in zip(ours, peer, strict=True)]
+    cells += [f"{median(ratios):.2f}x", f"{min(ratios):.2f}-{max(ratios):.2f}x"]
+    return cells + [f"{median(speed.cpu for speed in speeds):.2f}" for speeds in (ours, peer)]
 
 
 def main() -> None:
@@ -107,35 +112,34 @@ def main() -> None:
     parser.add_argument("--prompts", default="128,512,2000", help="prompt lengths for prefill")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a decode run")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="of our engine; vLLM takes all cores"
-    )
+    parser.add_argument("--cores", type=int, help="how many cores both use; default: all")
     arguments = parser.parse_args()
-    prompts = [int(length) for length in arguments.prompts.split(",")]
-    print(machine())
-    with tempfile.TemporaryDirectory() as directory:
-        logs = Path(directory)
-        options = ("--served-model-name", "smollm2", "--threads", str(arguments.threads))
-        ours_server = engine_server("--model", SMOLLM2, *options, log_dir=logs)
-        ours = measure(ours_server, prompts, arguments.tokens, arguments.repeat)
-        peer_server = vllm.engine(SMOLLM2, "smollm2", "--no-enable-prefix-caching", log_dir=logs)
-        peer = measure(peer_server, prompts, arguments.tokens, arguments.repeat)
-    rows = [
-        [
-            name,
-            f"{speed.rate:.1f}",
-            f"{peer[name].rate:.1f}",
-            f"{speed.rate / peer[name].rate:.2f}x",
-            f"{speed.cpu:.2f}",
-            f"{peer[name].cpu:.2f}",
-        ]
-        for name, speed in ours.items()
-    ]
+    cores = sorted(os.sched_getaffinity(0))[: arguments.cores]
+    os.sched_setaffinity(0, cores)  # servers inherit it
+    chosen = measurements([int(length) for length in arguments.prompts.split(",")], arguments.tokens)
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        logs, threads = Path(directory), len(cores)
+        servers = (
+            engine_server("--model", SMOLLM2, "--served-model-name", "smollm2", log_dir=logs),
+            vllm.engine(SMOLLM2, "smollm2", "--no-enable-prefix-caching", log_dir=logs, threads=threads),
+        )
+        loads = [Load(stack.enter_context(server)) for server in servers]
+        print(f"{machine()}; {threads} cores for each engine")
+        rows = []
+        for name, measure in chosen.items():
+            for load in loads:
+                measure(load)  # the first call of its kind does what later ones need not
+            runs = [[measure(load) for load in loads] for _ in range(arguments.repeat)]
+            rows.append(row(name, [ours for ours, _ in runs], [peer for _, peer in runs]))
+        for load in loads:
+            load.client.close()
+        print(f"load at the end {os.getloadavg()[0]:.1f}")
     header = [
         "what",
         "ours, tokens/s",
         "vLLM, tokens/s",
         "ours / vLLM",
+        "range",
         "ours, CPU ms a token",
         "vLLM, CPU ms a token",
     ]

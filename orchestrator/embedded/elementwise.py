@@ -13,8 +13,12 @@ Turns = tuple[FloatArray, FloatArray]
 
 def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
     """Of ``(tokens, hidden)``."""
-    variance: FloatArray = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
-    normed: FloatArray = x / np.sqrt(variance + np.float32(eps)) * weight
+    variance: FloatArray = np.add.reduce(x * x, axis=-1, keepdims=True)
+    variance *= np.float32(1.0 / x.shape[-1])
+    variance += np.float32(eps)
+    np.sqrt(variance, out=variance)
+    normed: FloatArray = x / variance
+    normed *= weight
     return normed
 
 

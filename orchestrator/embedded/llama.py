@@ -110,7 +110,8 @@ class Llama:
             self._share_out(pieces, batch)
             x += joined(self._apply(projections.o, mixed))
             normed = rms_norm(x, layer.post_norm, config.rms_norm_eps)
-            gate, up = np.split(self._apply(projections.gate_up, normed), 2)
+            gate_up = self._apply(projections.gate_up, normed)
+            gate, up = gate_up[: len(gate_up) // 2], gate_up[len(gate_up) // 2 :]
             x += joined(self._apply(projections.down, joined(swiglu(gate, up, np.empty_like(gate)))))
         return joined(self._apply(self._head, rms_norm(x, self._weights.norm, config.rms_norm_eps)))[:count]
 

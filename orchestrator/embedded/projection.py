@@ -33,8 +33,10 @@ TILE_PRODUCTS = 800_000
 TILE_ROWS = 64
 """Rows of a tile where ``TILE_PRODUCTS`` allows as many: a few hundred KB, part of a second-level cache."""
 
-PIECE_BYTES = 1 << 20
-"""Weights that a thread takes at a time: long against the cost of handing them out."""
+PIECES_PER_THREAD = 2
+PIECE_BYTES = 512 * 1024
+"""Weights that a thread takes at a time, at the least: long against the cost of handing them out. How tiles
+are shared out changes no number."""
 
 
 def padded(rows: int) -> int:
@@ -56,7 +58,8 @@ class Projection:
     def apply(self, x: FloatArray, workers: Workers, *, together: bool) -> FloatArray:
         """``(tiles, rows of x, rows of a tile)``: the product in pieces, see ``joined``."""
         out = np.empty((self.tiles, len(x), self.rows), dtype=np.float32)
-        step = max(1, PIECE_BYTES // (self.rows * x.shape[1] * 4))
+        share = -(-self.tiles // (PIECES_PER_THREAD * workers.threads))
+        step = max(share, PIECE_BYTES // (self.rows * x.shape[1] * 4))
         product = multiply_together if together else multiply_apart
         pieces: list[Piece] = []
         first = 0

@@ -32,12 +32,12 @@ def environment() -> Path:
     return Path(value)
 
 
-def process_environment(scratch: Path) -> dict[str, str]:
-    """Variables for vLLM's processes: two threads, no network, files under `scratch`."""
+def process_environment(scratch: Path, threads: int = 2) -> dict[str, str]:
+    """Variables for vLLM's processes: so many threads, no network, files under `scratch`."""
     scratch.mkdir(parents=True, exist_ok=True)
     return {
         "PATH": f"{environment() / 'bin'}:{os.environ.get('PATH', '')}",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "passive",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -49,7 +49,7 @@ def process_environment(scratch: Path) -> dict[str, str]:
     }
 
 
-def server(name: str, *words: str | Path, log_dir: Path) -> ServerProcess:
+def server(name: str, *words: str | Path, log_dir: Path, threads: int = 2) -> ServerProcess:
     """`vllm WORDS...` on a free port of loopback (not started yet)."""
     program = environment() / "bin" / "vllm"
     return ServerProcess(
@@ -58,14 +58,19 @@ def server(name: str, *words: str | Path, log_dir: Path) -> ServerProcess:
         log_dir=log_dir,
         ready_path="/health",
         ready_within=READY_WITHIN,
-        env=process_environment(log_dir / "scratch"),
+        env=process_environment(log_dir / "scratch", threads),
     )
 
 
-def engine(model: Path, name: str, *options: str, log_dir: Path) -> ServerProcess:
+def engine(model: Path, name: str, *options: str, log_dir: Path, threads: int = 2) -> ServerProcess:
     """`vllm serve MODEL --tokens-only`, colocated, in float32."""
     return server(
-        "vllm-engine", "serve", model, "--served-model-name", name, *ENGINE_OPTIONS, *options, log_dir=log_dir
+        "vllm-engine",
+        *("serve", model, "--served-model-name", name),
+        *ENGINE_OPTIONS,
+        *options,
+        log_dir=log_dir,
+        threads=threads,
     )
 
 

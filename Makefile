@@ -31,8 +31,11 @@ models: venv ## the models and tokenizers of the tests, in .cache/models (620 MB
 models-demo: venv-demo
 	@$(BIN)/python scripts/fetch_models.py smollm2 qwen3
 
+# Whole files per worker: a file's servers are started once. More than four workers only wait for each other's.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+
 test: models ## every test that needs nothing but this machine; ARGS="-k name" goes to pytest
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 fault-campaign: venv ## 5,000 requests with random faults on every hop (minutes); FAULT_SEED=n repeats one
 	FAULT_REQUESTS=$${FAULT_REQUESTS:-5000} $(BIN)/pytest -q -s --no-header tests/faults/test_campaign.py

@@ -25,7 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(StrictRun(config), "strict-run")
+    # With xdist the workers' reports reach the controller, which alone sees the whole run.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(StrictRun(config), "strict-run")
 
 
 class StrictRun:

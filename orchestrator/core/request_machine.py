@@ -39,11 +39,13 @@ there, and derender's state for the choice stays as it is. Such a run does not b
 token is ``RESUMED`` and leads straight back to ``STREAMING``.
 
 The client leaving is handled by what an abort costs at that moment. Before prefill has answered, an abort
-frees everything. After it, an abort of the finished prefill does nothing, so the choice is between a
-one-token decode that pulls and frees the blocks (``FREE_HELD_KV``) and waiting for the lease. While a decode
-engine may be pulling KV, aborting it has crashed engines, so the run drains: it waits for the first token,
-then aborts (``ABORT_EARLY`` is for engines known to be safe). ``DRAINING`` and ``FREEING`` have no client any
-more; they end by themselves or by ``CLEANUP_TIMEOUT``.
+frees everything, unless it comes too late: the engine had just finished, and an abort of a finished prefill
+does nothing. So the run is ``RECALLING``: it aborts and still looks at the answer. KV that is held after all,
+there or in ``KV_HELD``, is pulled and freed by a one-token decode (``FREE_HELD_KV``) or left to the lease.
+While a decode engine may be pulling KV, aborting it has crashed engines, so the run drains: it waits for the
+first token, then aborts (``ABORT_EARLY`` is for engines known to be safe). A decode without params pulls
+nothing (``DECODING_DIRECT``) and is aborted at once. ``RECALLING``, ``DRAINING`` and ``FREEING`` have no
+client any more; they end by themselves or by ``CLEANUP_TIMEOUT``.
 
 Exactly one of the effects ``COMPLETE`` and ``FAIL`` is told to a client that is still there, and none to one
 that has left.
@@ -68,13 +70,17 @@ class State(Enum):
     """No KV is held anywhere (colocated, skipped or recomputed prefill); the run waits for a place on a
     decode member."""
     DECODING = "decoding"
-    """Hop 3 is dispatched, no token has come."""
+    """Hop 3 is dispatched with the params of held KV, no token has come."""
+    DECODING_DIRECT = "decoding_direct"
+    """Hop 3 is dispatched without params: the engine computes the prompt. No token has come."""
     BUFFERING = "buffering"
     """Tokens have come, the client has seen none of them."""
     STREAMING = "streaming"
     """The client has seen output."""
     FINISHING = "finishing"
     """Decode is over; the last output is on its way through derender."""
+    RECALLING = "recalling"
+    """No client; hop 2 is being aborted, and may have been too fast for that."""
     DRAINING = "draining"
     """No client; waiting for decode's first token so that it can be aborted safely."""
     FREEING = "freeing"
@@ -100,6 +106,8 @@ class Event(Enum):
     PREFILL_RECOMPUTE = "prefill_recompute"
     """Prefill gave nothing usable, and policy lets decode compute the prompt."""
     PREFILL_FAILED = "prefill_failed"
+    ABORT_TOO_LATE = "abort_too_late"
+    """A prefill that was to be aborted had ended, and returned complete transfer params."""
     DECODE_ADMITTED = "decode_admitted"
     """There is a place on a decode member, and the member is chosen."""
     FIRST_TOKEN = "first_token"
@@ -134,7 +142,7 @@ class Event(Enum):
     DEADLINE = "deadline"
     """The request's time is over (its deadline, or the end of a shutdown's grace)."""
     CLEANUP_TIMEOUT = "cleanup_timeout"
-    """Draining or freeing took longer than it may."""
+    """Recalling, draining or freeing took longer than it may."""
 
 
 class Effect(Enum):
@@ -153,6 +161,8 @@ class Effect(Enum):
     START_FREEING = "start_freeing"
     """Dispatch a decode of one token with the held params."""
     ABORT_PREFILL = "abort_prefill"
+    """Ask the engine to drop the leg, and go on waiting for its answer. A leg that has not been sent is not
+    sent, which is ``PREFILL_FAILED`` at once."""
     ABORT_DECODE = "abort_decode"
     RESET_OUTPUT = "reset_output"
     """Forget the tokens and parser state of the failed attempt."""
@@ -161,7 +171,7 @@ class Effect(Enum):
     FLUSH = "flush"
     COUNT_RECOMPUTE = "count_recompute"
     ARM_CLEANUP = "arm_cleanup"
-    """Start the timer that bounds draining and freeing."""
+    """Start the timer that bounds recalling, draining and freeing."""
     COMPLETE = "complete"
     FAIL = "fail"
 
@@ -181,7 +191,7 @@ S, E, F = State, Event, Effect
 TERMINAL: Final = frozenset({S.DONE, S.FAILED, S.ABANDONED})
 """Nothing leaves these."""
 
-WITHOUT_CLIENT: Final = frozenset({S.DRAINING, S.FREEING, S.ABANDONED})
+WITHOUT_CLIENT: Final = frozenset({S.RECALLING, S.DRAINING, S.FREEING, S.ABANDONED})
 """Nobody is told anything from here on."""
 
 INITIAL: Final = Step(S.RENDERING, (F.START_RENDER,))
@@ -210,9 +220,9 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         E.PREFILL_RETRY: Step(S.PREFILLING, (F.START_PREFILL,)),
         E.PREFILL_RECOMPUTE: Step(S.QUEUED, (F.COUNT_RECOMPUTE, F.CHOOSE_DECODE)),
         E.PREFILL_FAILED: Step(S.FAILED, (F.FAIL,)),
-        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_PREFILL,)),
-        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_PREFILL,)),
-        E.DEADLINE: Step(S.FAILED, (F.ABORT_PREFILL, F.FAIL)),
+        E.CLIENT_GONE: Step(S.RECALLING, (F.ABORT_PREFILL, F.ARM_CLEANUP)),
+        E.SIBLING_FAILED: Step(S.RECALLING, (F.ABORT_PREFILL, F.ARM_CLEANUP)),
+        E.DEADLINE: Step(S.RECALLING, (F.FAIL, F.ABORT_PREFILL, F.ARM_CLEANUP)),
     },
     S.KV_HELD: {
         E.DECODE_ADMITTED: Step(S.DECODING, (F.START_DECODE,)),
@@ -224,7 +234,7 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         E.DEADLINE: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
     },
     S.QUEUED: {
-        E.DECODE_ADMITTED: Step(S.DECODING, (F.START_DECODE,)),
+        E.DECODE_ADMITTED: Step(S.DECODING_DIRECT, (F.START_DECODE,)),
         E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
         E.CLIENT_GONE: Step(S.ABANDONED),
         E.SIBLING_FAILED: Step(S.ABANDONED),
@@ -236,7 +246,6 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         # A decode that was refused or died has not told the prefill engine anything: the blocks sit out the
         # lease.
         E.DECODE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
-        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.KV_STRANDED, F.CHOOSE_DECODE)),
         E.DECODE_FAILED: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
         # Only engines whose decode side does not renew the lease let the timer run here. What they would
         # answer now may be another request's text, so that leg is cut off before it can.
@@ -245,6 +254,15 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         E.CLIENT_GONE: Step(S.DRAINING, (F.ARM_CLEANUP,)),
         E.SIBLING_FAILED: Step(S.DRAINING, (F.ARM_CLEANUP,)),
         E.DEADLINE: Step(S.DRAINING, (F.FAIL, F.ARM_CLEANUP)),
+    },
+    S.DECODING_DIRECT: {
+        E.FIRST_TOKEN: Step(S.BUFFERING),
+        E.RESUMED: Step(S.STREAMING),
+        E.DECODE_RETRY_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.DECODE_FAILED: Step(S.FAILED, (F.FAIL,)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.ABORT_DECODE,)),
+        E.DEADLINE: Step(S.FAILED, (F.ABORT_DECODE, F.FAIL)),
     },
     S.BUFFERING: {
         E.VISIBLE: Step(S.STREAMING),
@@ -278,6 +296,12 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         # The first visible text may come out of the very last derender call.
         **stay(S.FINISHING, E.VISIBLE),
     },
+    S.RECALLING: {
+        E.PREFILL_FAILED: Step(S.ABANDONED),
+        E.ABORT_TOO_LATE: Step(S.ABANDONED, (F.HOLD_KV, F.KV_STRANDED)),
+        E.CLEANUP_TIMEOUT: Step(S.ABANDONED),
+        **stay(S.RECALLING, *OUTSIDE),
+    },
     S.DRAINING: {
         E.FIRST_TOKEN: Step(S.ABANDONED, (F.KV_CONSUMED, F.ABORT_DECODE)),
         E.DECODE_FAILED: Step(S.ABANDONED, (F.KV_STRANDED,)),
@@ -304,6 +328,10 @@ FREE_HELD_KV: Final[Mapping[State, Row]] = {
         E.DEADLINE: Step(S.FREEING, (F.FAIL, F.START_FREEING, F.ARM_CLEANUP)),
         E.DECODE_FAILED: Step(S.FREEING, (F.FAIL, F.START_FREEING, F.ARM_CLEANUP)),
     },
+    S.RECALLING: {
+        # The timer runs already.
+        E.ABORT_TOO_LATE: Step(S.FREEING, (F.HOLD_KV, F.START_FREEING)),
+    },
 }
 """Cells that replace those of ``TRANSITIONS`` when held KV is to be freed by a one-token decode."""
 
@@ -318,6 +346,7 @@ ABORT_EARLY: Final[Mapping[State, Row]] = {
 
 _RENDER = frozenset({E.RENDERED, E.RENDERED_DIRECT, E.RENDER_RETRY, E.RENDER_FAILED})
 _PREFILL = frozenset({E.PREFILLED, E.PREFILL_RETRY, E.PREFILL_RECOMPUTE, E.PREFILL_FAILED})
+_RECALL = frozenset({E.ABORT_TOO_LATE})
 _DECODE_RETRIES = frozenset({E.DECODE_RETRY, E.DECODE_RETRY_DIRECT})
 _RESUMES = frozenset({E.DECODE_RESUME, E.DECODE_RESUME_DIRECT})
 _DECODE = _DECODE_RETRIES | _RESUMES | {E.FIRST_TOKEN, E.RESUMED, E.DECODE_ENDED, E.DECODE_FAILED}
@@ -325,34 +354,44 @@ _OUTPUT = frozenset({E.VISIBLE, E.STOP_MATCHED, E.FLUSHED, E.DERENDER_FAILED})
 _LEASE = frozenset({E.LEASE_RETRY, E.LEASE_LOST})
 _ADMISSION = frozenset({E.DECODE_ADMITTED})
 _CLEANUP = frozenset({E.CLEANUP_TIMEOUT})
-_HOPS = _RENDER | _PREFILL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP
+_HOPS = _RENDER | _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP
 
 IMPOSSIBLE: Final[Mapping[State, frozenset[Event]]] = {
     # No engine has been asked for anything.
-    S.RENDERING: _PREFILL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
-    S.PREFILLING: _RENDER | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.RENDERING: _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.PREFILLING: _RENDER | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
     # ``DECODE_FAILED`` is possible here: there is no decode member, or no place on one in time.
-    S.KV_HELD: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
-    S.QUEUED: _RENDER | _PREFILL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
+    S.KV_HELD: _RENDER | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
+    S.QUEUED: _RENDER | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
     # The finish reason always comes after ``FIRST_TOKEN``: the chunk that carries it is fed as that event
-    # first.
-    S.DECODING: _RENDER | _PREFILL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES | {E.DECODE_ENDED},
+    # first. Params are used once, so a repetition goes through prefill again.
+    S.DECODING: (
+        _RENDER | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES
+        | {E.DECODE_ENDED, E.DECODE_RETRY_DIRECT}
+    ),
+    # No KV is held, and no prefill engine was of use to this run.
+    S.DECODING_DIRECT: (
+        _RENDER | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES | _LEASE
+        | {E.DECODE_ENDED, E.DECODE_RETRY}
+    ),
     # The lease is settled at the first token.
     S.BUFFERING: (
-        _RENDER | _PREFILL | _LEASE | _ADMISSION | _CLEANUP | _RESUMES | {E.FIRST_TOKEN, E.RESUMED, E.FLUSHED}
+        _RENDER | _PREFILL | _RECALL | _LEASE | _ADMISSION | _CLEANUP | _RESUMES
+        | {E.FIRST_TOKEN, E.RESUMED, E.FLUSHED}
     ),
     S.STREAMING: (
-        _RENDER | _PREFILL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
+        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
         | {E.FIRST_TOKEN, E.RESUMED, E.VISIBLE, E.FLUSHED}
     ),
-    S.FINISHING: _RENDER | _PREFILL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
-    # Nothing is retried for a client that is gone, so retries are never decided on in these two.
+    S.FINISHING: _RENDER | _PREFILL | _RECALL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
+    # Nothing is retried for a client that is gone, so retries are never decided on in these three.
+    S.RECALLING: _RENDER | (_PREFILL - {E.PREFILL_FAILED}) | _DECODE | _OUTPUT | _LEASE | _ADMISSION,
     S.DRAINING: (
-        _RENDER | _PREFILL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
         | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
     ),
     S.FREEING: (
-        _RENDER | _PREFILL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
         | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
     ),
     # Hops of a finished run have been cancelled and report to nobody.
@@ -441,7 +480,7 @@ class RequestMachine:
 
     def after_prefill_failure(self, *, retry_safe: bool, client_fault: bool) -> Event:
         """Which event a failed prefill hop is. ``client_fault``: a 4xx, which every engine would repeat."""
-        if client_fault:
+        if client_fault or self.state is State.RECALLING:
             return Event.PREFILL_FAILED
         if retry_safe and self.prefill_attempts < self.policy.prefill_attempts:
             return Event.PREFILL_RETRY
@@ -449,13 +488,17 @@ class RequestMachine:
 
     def after_unusable_prefill(self) -> Event:
         """Which event a prefill is that answered without usable params."""
-        if self.policy.prefill_failure == "recompute":
+        if self.policy.prefill_failure == "recompute" and self.state is not State.RECALLING:
             return Event.PREFILL_RECOMPUTE
         return Event.PREFILL_FAILED
 
+    def prefilled(self) -> Event:
+        """Which event complete transfer params are, in the present state."""
+        return Event.ABORT_TOO_LATE if self.state is State.RECALLING else Event.PREFILLED
+
     def first_token(self) -> Event:
         """Which event decode's first token is, in the present state."""
-        resumed = self.state is State.DECODING and self.continuations
+        resumed = self.state in (State.DECODING, State.DECODING_DIRECT) and self.continuations
         return Event.RESUMED if resumed else Event.FIRST_TOKEN
 
     def after_decode_failure(self, *, retry_safe: bool, continuable: bool = False) -> Event:
@@ -463,7 +506,7 @@ class RequestMachine:
         the output so far, would go on as if nothing had happened."""
         if self.state is State.STREAMING and continuable and self.continuations < self.policy.continuations:
             return Event.DECODE_RESUME if self.uses_prefill else Event.DECODE_RESUME_DIRECT
-        repeatable = self.state in (State.DECODING, State.BUFFERING)
+        repeatable = self.state in (State.DECODING, State.DECODING_DIRECT, State.BUFFERING)
         if not (repeatable and retry_safe and self.decode_attempts < self.policy.decode_attempts):
             return Event.DECODE_FAILED
         if not self.uses_prefill:

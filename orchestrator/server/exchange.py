@@ -104,6 +104,10 @@ class Exchange:
         """For a leg that starts now and may take ``limit`` seconds, or what is left of the request."""
         return {**self._forwarded, TIMEOUT_HEADER: f"{self.budget(limit or inf):.3f}"}
 
+    def cleanup_headers(self) -> dict[str, str]:
+        """For a leg that cleans up, whose time does not depend on the request's."""
+        return {**self._forwarded, TIMEOUT_HEADER: f"{self.services.settings.timeouts.cleanup:.3f}"}
+
     def needs_chunks(self, prompt: legs.RenderedPrompt) -> bool:
         """Whether output is derendered as it comes: for the client, or to find a stop string in time."""
         return self.streaming or prompt.has_stop_strings

@@ -195,10 +195,23 @@ class Run:
         self._hop = self._spawn(self._free(member, request), f"free {leg_id}")
 
     def _abort_prefill(self) -> None:
-        self._abort("prefill")
+        """The connection stays open: the answer says whether the engine holds KV after all."""
+        if self._hop is None or self._member is None:
+            self._cancel_hop()
+            self.post(Event.PREFILL_FAILED)
+            return
+        self._services.abort_soon("prefill", self._member.url, self._leg_id, self._abort_not_heard)
+
+    def _abort_not_heard(self) -> None:
+        """What is left is to close the connection."""
+        if self._recalling:
+            self.post(Event.PREFILL_FAILED)
 
     def _abort_decode(self) -> None:
-        self._abort("decode")
+        member, on_its_way = self._member, self._hop is not None
+        self._cancel_hop()
+        if on_its_way and member is not None:
+            self._services.abort_soon("decode", member.url, self._leg_id)
 
     def _reset_output(self) -> None:
         self._cancel_pump()
@@ -262,12 +275,15 @@ class Run:
                     member.url,
                     request,
                     exchange.engine_headers(self._services.settings.timeouts.prefill),
-                    exchange.budget(self._services.settings.timeouts.prefill),
+                    # Not what is left of the request: an answer that comes while the leg is being aborted
+                    # is still of interest.
+                    self._services.settings.timeouts.prefill,
                 )
         except HopError as error:
-            self._note_failure(self._services.prefill_pool, member, error)
-            if isinstance(error, TimedOut):
-                self._services.abort_soon("prefill", member.url, leg_id)
+            if not self._recalling:
+                self._note_failure(self._services.prefill_pool, member, error)
+                if isinstance(error, TimedOut):
+                    self._services.abort_soon("prefill", member.url, leg_id)
             event = self.machine.after_prefill_failure(
                 retry_safe=error.retry_safe, client_fault=error.client_fault
             )
@@ -283,8 +299,9 @@ class Run:
             elif not self._services.used_params.claim(answer.kv_params):
                 problem = "these params have been used before"
         if problem is not None:
-            self._services.metrics.unusable_prefills.inc()
-            log.warning("unusable prefill", member=member.url, leg=leg_id, problem=problem)
+            if not self._recalling:
+                self._services.metrics.unusable_prefills.inc()
+                log.warning("unusable prefill", member=member.url, leg=leg_id, problem=problem)
             useless = Failed("prefill", "the prefill engine kept no KV for decode", detail=problem)
             self.post(self.machine.after_unusable_prefill(), useless)
             return
@@ -296,7 +313,7 @@ class Run:
             self.cached_tokens = answer.cached_tokens
             self.prompt_logprobs = answer.prompt_logprobs
         self._kv_params = answer.kv_params
-        self.post(Event.PREFILLED)
+        self.post(self.machine.prefilled())
 
     async def _decode(self, member: Member, request: dict[str, Any], place: Place | None) -> None:
         timing = self.exchange.timing
@@ -394,7 +411,7 @@ class Run:
         try:
             with member.busy():
                 answers = self._services.decode_client.decode(
-                    member.url, request, self.exchange.engine_headers()
+                    member.url, request, self.exchange.cleanup_headers()
                 )
                 async with aclosing(answers):
                     async for _answer in answers:
@@ -428,6 +445,10 @@ class Run:
         return self.prompt
 
     @property
+    def _recalling(self) -> bool:
+        return self.machine.state is State.RECALLING
+
+    @property
     def _leg_prompt(self) -> legs.RenderedPrompt:
         """What engines are given."""
         return self._prompt if self._extended is None else self._extended
@@ -455,13 +476,6 @@ class Run:
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
         return self._services.supervisor.spawn(work, name, self.crashed)
-
-    def _abort(self, hop: Any) -> None:
-        """Of a leg that is on its way; one that still waits for its place is only taken out."""
-        on_its_way = self._hop is not None
-        self._cancel_hop()
-        if on_its_way and self._member is not None:
-            self._services.abort_soon(hop, self._member.url, self._leg_id)
 
     def _record(self, role: str, decision: Decision) -> None:
         self._predicted[role] = decision.winner.cached_blocks

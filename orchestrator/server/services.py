@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
@@ -207,17 +208,19 @@ class Services:
         if per_token is not None:
             metrics.stranded_bytes.labels(reason).inc(tokens * per_token)
 
-    def abort_soon(self, hop: HopName, member_url: str, leg_id: str) -> None:
-        """Send an abort in the background. Its failure is logged and changes nothing: the engine also sees
-        the connection close."""
+    def abort_soon(
+        self, hop: HopName, member_url: str, leg_id: str, on_failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Send an abort in the background. Its failure is counted and told to ``on_failed``."""
         self.metrics.aborts.labels(hop).inc()
-        self.supervisor.spawn(self._abort(hop, member_url, leg_id), f"abort {leg_id}")
+        self.supervisor.spawn(self._abort(hop, member_url, leg_id, on_failed), f"abort {leg_id}")
 
-    async def _abort(self, hop: HopName, member_url: str, leg_id: str) -> None:
+    async def _abort(self, hop: HopName, member_url: str, leg_id: str, on_failed: Callable[[], None]) -> None:
         try:
             await abort(self.engine_transport, hop, member_url, leg_id, self.settings.timeouts.abort)
         except HopError as error:
             self.metrics.hop_errors.labels("abort", type(error).__name__).inc()
+            on_failed()
 
     def _transport(self, key: SecretStr | None, *, counted: bool = True) -> Transport:
         limits, timeouts = self.settings.limits, self.settings.timeouts

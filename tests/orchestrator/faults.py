@@ -148,6 +148,13 @@ class Tier:
             self.waiting.set()
             await self.hold.wait()
 
+    async def _aborted(self, engine_id: str) -> None:
+        while engine_id not in self.aborted or self.deaf:
+            await asyncio.sleep(0.005)
+
+    deaf = False
+    """Aborts are taken and come too late."""
+
     # ---- routes --------------------------------------------------------------------------------------------
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -163,7 +170,17 @@ class Tier:
             )
         try:
             if not body["stream"]:
-                await self._pause()
+                if not self.hold.is_set():
+                    waits = [asyncio.ensure_future(w) for w in (self._pause(), self._aborted(engine_id))]
+                    try:
+                        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for wait in waits:
+                            wait.cancel()
+                if engine_id in self.aborted and not self.deaf:
+                    # As real engines answer a leg that was aborted.
+                    choice = {"index": 0, "token_ids": [], "finish_reason": "abort"}
+                    return web.json_response({"request_id": engine_id, "choices": [choice]})
                 return self._whole(body, engine_id, params, fault)
             if params.get("do_remote_prefill"):
                 self._pull(params, body["token_ids"])
@@ -279,8 +296,9 @@ class Tier:
         return response
 
     async def abort(self, request: web.Request) -> web.StreamResponse:
-        self.aborted += (await request.json())["request_ids"]
-        return web.Response()
+        ids, _, early = await self._begin(request, ABORT)
+        self.aborted += ids["request_ids"]
+        return web.Response() if early is None else early
 
     async def render(self, request: web.Request) -> web.StreamResponse:
         body, _, early = await self._begin(request, request.path)

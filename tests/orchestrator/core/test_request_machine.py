@@ -40,9 +40,9 @@ prefilling prefilled -> kv_held: hold_kv choose_decode
 prefilling prefill_retry -> prefilling: start_prefill
 prefilling prefill_recompute -> queued: count_recompute choose_decode
 prefilling prefill_failed -> failed: fail
-prefilling client_gone -> abandoned: abort_prefill
-prefilling sibling_failed -> abandoned: abort_prefill
-prefilling deadline -> failed: abort_prefill fail
+prefilling client_gone -> recalling: abort_prefill arm_cleanup
+prefilling sibling_failed -> recalling: abort_prefill arm_cleanup
+prefilling deadline -> recalling: fail abort_prefill arm_cleanup
 kv_held decode_admitted -> decoding: start_decode
 kv_held decode_failed -> failed: kv_stranded fail
 kv_held lease_retry -> prefilling: kv_stranded start_prefill
@@ -50,7 +50,7 @@ kv_held lease_lost -> failed: kv_stranded fail
 kv_held client_gone -> abandoned: kv_stranded
 kv_held sibling_failed -> abandoned: kv_stranded
 kv_held deadline -> failed: kv_stranded fail
-queued decode_admitted -> decoding: start_decode
+queued decode_admitted -> decoding_direct: start_decode
 queued decode_failed -> failed: fail
 queued client_gone -> abandoned:
 queued sibling_failed -> abandoned:
@@ -58,13 +58,19 @@ queued deadline -> failed: fail
 decoding first_token -> buffering: kv_consumed
 decoding resumed -> streaming: kv_consumed
 decoding decode_retry -> prefilling: kv_stranded start_prefill
-decoding decode_retry_direct -> queued: kv_stranded choose_decode
 decoding decode_failed -> failed: kv_stranded fail
 decoding lease_retry -> prefilling: abort_decode kv_stranded start_prefill
 decoding lease_lost -> failed: abort_decode kv_stranded fail
 decoding client_gone -> draining: arm_cleanup
 decoding sibling_failed -> draining: arm_cleanup
 decoding deadline -> draining: fail arm_cleanup
+decoding_direct first_token -> buffering:
+decoding_direct resumed -> streaming:
+decoding_direct decode_retry_direct -> queued: choose_decode
+decoding_direct decode_failed -> failed: fail
+decoding_direct client_gone -> abandoned: abort_decode
+decoding_direct sibling_failed -> abandoned: abort_decode
+decoding_direct deadline -> failed: abort_decode fail
 buffering visible -> streaming:
 buffering decode_ended -> finishing: flush
 buffering stop_matched -> finishing: abort_decode flush
@@ -90,6 +96,12 @@ finishing client_gone -> abandoned:
 finishing sibling_failed -> abandoned:
 finishing deadline -> failed: fail
 finishing visible -> finishing:
+recalling prefill_failed -> abandoned:
+recalling abort_too_late -> abandoned: hold_kv kv_stranded
+recalling cleanup_timeout -> abandoned:
+recalling client_gone -> recalling:
+recalling sibling_failed -> recalling:
+recalling deadline -> recalling:
 draining first_token -> abandoned: kv_consumed abort_decode
 draining decode_failed -> abandoned: kv_stranded
 draining cleanup_timeout -> abandoned: abort_decode kv_stranded
@@ -119,6 +131,7 @@ kv_held client_gone -> freeing: start_freeing arm_cleanup
 kv_held sibling_failed -> freeing: start_freeing arm_cleanup
 kv_held deadline -> freeing: fail start_freeing arm_cleanup
 kv_held decode_failed -> freeing: fail start_freeing arm_cleanup
+recalling abort_too_late -> freeing: hold_kv start_freeing
 """
 EXPECTED_WHEN_ABORTING_EARLY = """
 decoding client_gone -> abandoned: abort_decode kv_stranded
@@ -209,7 +222,7 @@ def walks(policy: Policy, count: int) -> list[list[tuple[State, Event, State, tu
         state, path, resumed = INITIAL.state, [], False
         while state not in TERMINAL:
             events = [e for e in Event if e in table[state]]
-            if state is State.DECODING:
+            if state in (State.DECODING, State.DECODING_DIRECT):
                 # ``RequestMachine.first_token`` tells these apart.
                 events.remove(Event.FIRST_TOKEN if resumed else Event.RESUMED)
             # Equal odds would end nearly every walk before it reaches output.
@@ -279,10 +292,24 @@ def test_every_state_without_a_client_is_left_by_a_timeout(policy: Policy) -> No
     table = build_table(policy)
     for state in WITHOUT_CLIENT - TERMINAL:
         assert table[state][Event.CLEANUP_TIMEOUT].state is State.ABANDONED
-    for row in table.values():
+    for state, row in table.items():
         for step in row.values():
-            if step.state in WITHOUT_CLIENT - TERMINAL and step.effects:
-                assert Effect.ARM_CLEANUP in step.effects
+            if step.state in WITHOUT_CLIENT - TERMINAL:
+                # Armed once, when the client leaves.
+                assert (Effect.ARM_CLEANUP in step.effects) == (state not in WITHOUT_CLIENT)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_a_decode_is_waited_for_without_a_client_only_while_it_may_be_pulling_kv(policy: Policy) -> None:
+    for path in walks(policy, 1500):
+        held = False
+        for _state, _event, target, step in path:
+            for effect in step:
+                if effect is Effect.HOLD_KV:
+                    held = True
+                elif effect in (Effect.KV_CONSUMED, Effect.KV_STRANDED):
+                    held = False
+            assert held or target not in (State.DRAINING, State.FREEING)
 
 
 def test_params_are_never_sent_twice() -> None:
@@ -292,7 +319,7 @@ def test_params_are_never_sent_twice() -> None:
         for _state, event, _target, step in path:
             if event in (Event.RENDERED_DIRECT, Event.PREFILL_RECOMPUTE, Event.DECODE_RETRY_DIRECT):
                 break  # No params from here on.
-            fresh = fresh or event is Event.PREFILLED
+            fresh = fresh or event in (Event.PREFILLED, Event.ABORT_TOO_LATE)
             if Effect.START_DECODE in step or Effect.START_FREEING in step:
                 assert fresh
                 fresh = False
@@ -317,6 +344,16 @@ def test_recompute_policy_never_hides_a_client_fault() -> None:
     assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_RECOMPUTE
     assert machine.after_unusable_prefill() is Event.PREFILL_RECOMPUTE
     assert machine.after_prefill_failure(retry_safe=True, client_fault=True) is Event.PREFILL_FAILED
+
+
+def test_a_recalled_prefill_is_never_repeated_or_recomputed() -> None:
+    machine = RequestMachine(Policy(prefill_failure="recompute", prefill_attempts=9))
+    machine.feed(Event.RENDERED)
+    assert machine.prefilled() is Event.PREFILLED
+    machine.feed(Event.CLIENT_GONE)
+    assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_FAILED
+    assert machine.after_unusable_prefill() is Event.PREFILL_FAILED
+    assert machine.prefilled() is Event.ABORT_TOO_LATE
 
 
 def advance(machine: RequestMachine, *events: Event) -> RequestMachine:
@@ -391,6 +428,9 @@ def test_continuation_without_prefill_goes_straight_to_decode() -> None:
 
 def test_a_run_that_has_not_gone_on_elsewhere_has_an_ordinary_first_token() -> None:
     assert advance(RequestMachine(Policy(continuations=1)), *PD_DECODING).first_token() is Event.FIRST_TOKEN
+    direct = advance(RequestMachine(Policy(continuations=1)), Event.RENDERED_DIRECT, Event.DECODE_ADMITTED,
+                     Event.FIRST_TOKEN, Event.VISIBLE, Event.DECODE_RESUME_DIRECT, Event.DECODE_ADMITTED)  # fmt: skip
+    assert direct.first_token() is Event.RESUMED
     gone = advance(RequestMachine(Policy(continuations=1)), *VISIBLE_OUTPUT, Event.DECODE_RESUME,
                    Event.PREFILLED, Event.DECODE_ADMITTED, Event.CLIENT_GONE)  # fmt: skip
     assert gone.first_token() is Event.FIRST_TOKEN, "draining"

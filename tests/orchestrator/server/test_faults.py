@@ -9,8 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from render_tier.protocol.errors import Unavailable
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import (
+    ABORT,
     CHAT,
     GENERATE,
     Answer,
@@ -320,8 +322,112 @@ async def test_client_leaves_during_prefill_which_is_aborted(launch: Launch, str
         await stack.settled()
         [leg] = stack.prefill[0].requests[GENERATE]
         assert stack.prefill[0].aborted == [f"generate-tokens-{leg['request_id']}"]
-        assert stack.prefill[0].broken_off == [leg["request_id"]]
+        assert not stack.prefill[0].held
         assert not stack.decode[0].requests[GENERATE]
+        assert stack.services.metrics.unusable_prefills._value.get() == 0
+
+
+@BOTH
+async def test_a_prefill_that_ended_before_its_abort_is_freed(launch: Launch, stream: bool) -> None:
+    async with launch() as stack:
+        prefill = stack.prefill[0]
+        prefill.deaf = True
+        prefill.hold.clear()
+        await leave(stack, prefill.waiting, stream=stream)
+        await until(lambda: bool(prefill.aborted))
+        prefill.hold.set()
+        await stack.settled()
+        assert prefill.prefilled.is_set()
+        assert not prefill.held
+        [freeing] = stack.decode[0].requests[GENERATE]
+        assert freeing["sampling_params"]["max_tokens"] == 1
+        assert stack.services.metrics.freed._value.get() == 1
+
+
+async def test_a_prefill_that_ended_before_its_abort_is_counted_where_kv_is_left_to_the_lease(
+    launch: Launch,
+) -> None:
+    async with launch(settings={"policy": {"held_kv": "lease"}}) as stack:
+        prefill = stack.prefill[0]
+        prefill.deaf = True
+        prefill.hold.clear()
+        await leave(stack, prefill.waiting)
+        await until(lambda: bool(prefill.aborted))
+        prefill.hold.set()
+        await stack.settled()
+        assert not stack.decode[0].requests[GENERATE]
+        assert stack.services.metrics.stranded.labels("abort_too_late")._value.get() == 1
+
+
+async def test_a_prefill_that_ends_after_the_requests_deadline_is_freed(launch: Launch) -> None:
+    async with launch() as stack:
+        prefill = stack.prefill[0]
+        prefill.deaf = True
+        prefill.hold.clear()
+        with pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack, extra_headers={"X-Request-Timeout": "0.2"})
+        assert raised.value.status_code == 504
+        prefill.hold.set()
+        await stack.settled()
+        assert not prefill.held
+        [freeing] = stack.decode[0].headers[GENERATE]
+        assert float(freeing["x-request-timeout"]) > 0
+
+
+async def test_an_engine_that_does_not_hear_aborts_sees_the_connection_close(launch: Launch) -> None:
+    async with launch(settings={"timeouts": {"cleanup": 20.0}}) as stack:
+        prefill = stack.prefill[0]
+        prefill.faults[ABORT].append(Status(404))
+        prefill.deaf = True
+        prefill.hold.clear()
+        await leave(stack, prefill.waiting)
+        await stack.settled()
+        await until(lambda: len(prefill.broken_off) == 1)
+
+
+async def test_recalling_a_prefill_is_bounded(launch: Launch) -> None:
+    async with launch(settings={"timeouts": {"cleanup": 0.1}}) as stack:
+        stack.prefill[0].deaf = True
+        stack.prefill[0].hold.clear()
+        await leave(stack, stack.prefill[0].waiting)
+        await stack.settled()
+        await until(lambda: len(stack.prefill[0].broken_off) == 1)
+
+
+DIRECT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"prefill": 0}, {"max_tokens": 500}),
+    ({}, {"max_tokens": 1, "n": 4}),
+    ({"settings": {"policy": {"prefill_failure": "recompute", "prefill_attempts": 1}}}, {"max_tokens": 500}),
+]
+
+
+@pytest.mark.parametrize(("setup", "options"), DIRECT, ids=["three hops", "one token", "recomputed"])
+@pytest.mark.parametrize("end", ["client", "deadline", "sibling"])
+async def test_a_decode_that_pulls_no_kv_is_aborted_at_once(
+    launch: Launch, setup: dict[str, Any], options: dict[str, Any], end: str
+) -> None:
+    settings = {"timeouts": {"cleanup": 20.0}}
+    async with launch(**(setup | {"settings": settings | setup.get("settings", {})})) as stack:
+        decode = stack.decode[0]
+        for tier in stack.prefill:
+            tier.faults[GENERATE].append(Status(503))
+        decode.hold.clear()
+        if end == "client":
+            await leave(stack, decode.waiting, **options)
+        else:
+            headers = {"X-Request-Timeout": "0.3"} if end == "deadline" else {}
+            ask = asyncio.create_task(whole(stack, extra_headers=headers, **options))
+            await decode.waiting.wait()
+            if end == "sibling":
+                [exchange] = stack.services.exchanges
+                await until(lambda: len(decode.requests[GENERATE]) == len(exchange.runs))
+                exchange.fail(Unavailable("another choice failed"))
+            with pytest.raises(openai.InternalServerError):
+                await ask
+        await stack.settled()
+        legs = [f"generate-tokens-{leg['request_id']}" for leg in decode.requests[GENERATE]]
+        assert sorted(decode.aborted) == sorted(legs)
+        assert not stack.prefill or not stack.prefill[0].held
 
 
 @BOTH

@@ -118,12 +118,12 @@ class ArgumentWriter:
 
     def value(self, text: str, calls: Calls) -> None:
         """More text of the value."""
+        mode = self._mode
         if self._fresh:
             self._fresh = False
             text = text.removeprefix("\n")
-        mode = self._mode
         if mode == _STREAM:
-            if self._values.trims_newline:
+            if self._values.trims_newline and (self._newline or text[-1:] == "\n"):
                 self._stream(text, calls)
             else:
                 calls.call_arguments(quoted(text)[1:-1])

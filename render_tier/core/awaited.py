@@ -67,6 +67,9 @@ class Awaited:
                 break
         return tail[-(len(self._text) - 1) :]
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        return False
+
     def finish(self, calls: Calls) -> None:
         self.status = Status.FAILED
 

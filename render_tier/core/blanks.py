@@ -32,11 +32,12 @@ class BlankHold:
         self.visible = mode == "keep"
 
     def feed(self, text: str) -> str:
-        """The text that may be shown now."""
+        """The text that may be shown now; not empty."""
+        if self.visible and not self.held and not (self._trims and text[-1].isspace()):
+            self._over = False
+            return text
         if self._trims:
             return self._trim(text)
-        if self.visible:
-            return text
         self.held += text  # bounded by the limit
         if self.held.isspace() and len(self.held) <= self._limit:
             return ""

@@ -67,6 +67,9 @@ class Choice:
         self.status, self.committed = self._body.status, self._body.committed
         return index
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        return self._body is not None and self._body.plain(text, calls)
+
     def _choose(self, chosen: int) -> None:
         self._chosen = chosen
         fmt = self._format.body if chosen == 1 else self._format.otherwise
@@ -74,6 +77,8 @@ class Choice:
 
     def finish(self, calls: Calls) -> None:
         if self._body is None:
+            if self._format.otherwise is not None:  # the marker alone: of a call that is cut
+                self._before = ""
             self.status = Status.FAILED
         else:
             self._body.finish(calls)

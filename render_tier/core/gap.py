@@ -41,6 +41,9 @@ class Gap:
             self.status = Status.DONE
         return end
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        return False
+
     def finish(self, calls: Calls) -> None:
         self.status = Status.DONE
 

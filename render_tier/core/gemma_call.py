@@ -94,9 +94,6 @@ class GemmaCall:
         self._arguments = ArgumentWriter(VERBATIM, hold_limit)
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
-        if self._phase == _STRING and not self._held and not start and self._plain_string(text):
-            self._arguments.value(text, calls)  # most tokens of most calls
-            return len(text)
         if start:
             text = text[start:]
         before = len(self._held) - start
@@ -121,9 +118,13 @@ class GemmaCall:
             self._mark(found.kind, calls)
         return index - before
 
-    def _plain_string(self, text: str) -> bool:
-        scanner = self._format.scanners[_STRING]
-        return not self._brace and scanner.first(text) is None and not text.endswith("}")
+    def plain(self, text: str, calls: Calls) -> bool:
+        if self._phase != _STRING or self._held or self._brace or text[-1] == "}":
+            return False
+        if self._format.scanners[_STRING].first(text) is not None:
+            return False
+        self._arguments.value(text, calls)
+        return True
 
     def finish(self, calls: Calls) -> None:
         self._over(self._format.end, calls)

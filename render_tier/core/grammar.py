@@ -40,7 +40,10 @@ def compose(reasoning: ReasoningFormat | None, tool: ToolFormat) -> dict[str, St
         ends = {marker: to for marker, to in tool_markers.items() if marker in tool.reasoning_ends}
     if tool.initial != CONTENT:
         answer = states[tool.initial]
-        states[tool.initial] = replace(answer, on={**reasoning.content_on, **answer.on})
+        starts = {
+            marker: tool.initial if to == CONTENT else to for marker, to in reasoning.content_on.items()
+        }
+        states[tool.initial] = replace(answer, on={**starts, **answer.on})
     for name, state in reasoning.states.items():
         if name in states:
             raise TableError(f"{reasoning.name} and {tool.name} both have a state {name!r}")
@@ -68,10 +71,10 @@ class Node:
 
     __slots__ = (
         "body",
-        "cut",
         "done",
         "drops_blanks",
         "failed",
+        "first",
         "gives_back",
         "held",
         "ids",
@@ -101,7 +104,6 @@ class Node:
         self.kept: frozenset[int] = frozenset()
         self.done: Node = self
         self.failed: Node = self
-        self.cut: Node = self
         self.on: dict[str, Node] = {}
         self.ids: dict[int, Node] = {}
         self.routes: dict[str, Node] = {}
@@ -110,6 +112,7 @@ class Node:
         except ValueError as error:
             raise TableError(f"state {name!r}: {error}") from None
         self.search: Final = markers.search
+        self.first: Final = markers.first
         self.held: Final = markers.held
         self.width: Final = markers.width
 
@@ -118,8 +121,8 @@ class Grammar:
     """The joined table of one deployment, for one vocabulary. Immutable; shared by all streams.
 
     ``marker_ids``: token ID to text for the tokens that are markers by themselves, in any state.
-    ``skipped``: the special tokens that are no markers; their text is left out unless the request keeps
-    special tokens.
+    ``plain``: the text of tokens that are nothing but text. ``skipped``: the special tokens that are no
+    markers; their text is left out unless the request keeps special tokens.
     """
 
     def __init__(self, reasoning: ReasoningFormat | None, tool: ToolFormat, vocabulary: Vocabulary) -> None:
@@ -135,6 +138,7 @@ class Grammar:
         by_name = {node.name: node for node in self.nodes}
         self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)
         self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
+        self.plain: Final[Mapping[int, str | None]] = _PlainPieces(vocabulary, self.marker_ids)
         self.content: Final = by_name[CONTENT]
         self._answer = by_name[tool.initial]
         first = FIRST if FIRST in by_name else reasoning.initial if reasoning else tool.initial
@@ -149,6 +153,25 @@ class Grammar:
         return self._opened if prompt else self._answer
 
 
+class _PlainPieces(dict[int, str | None]):
+    """Token ID to its text, for tokens of whole characters that are neither markers nor special; else None.
+    Filled when first asked."""
+
+    def __init__(self, vocabulary: Vocabulary, marker_ids: Mapping[int, str]) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._marker_ids = marker_ids
+
+    def __missing__(self, token_id: int) -> str | None:
+        vocabulary = self._vocabulary
+        piece = vocabulary.pieces[token_id]
+        special = token_id in self._marker_ids or token_id in vocabulary.special_ids
+        plain = None if special or not isinstance(piece, str) or not piece else piece
+        if 0 <= token_id < vocabulary.size:  # as in `Vocabulary.pieces`
+            self[token_id] = plain
+        return plain
+
+
 def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: Vocabulary) -> dict[int, str]:
     marker_ids: dict[int, str] = {}
     for name, state in states.items():
@@ -156,15 +179,14 @@ def _link(by_name: Mapping[str, Node], states: Mapping[str, State], vocabulary: 
         if state.body is None and state.text is Region.CALL:
             raise TableError(f"state {name!r}: text of a call needs a body")
         after = list(state.routes.values()) or [state.done]
-        ends = [*after, state.failed, state.cut or state.failed] if state.body else []
+        ends = [*after, state.failed] if state.body else []
         names = [*state.on.values(), *ends]
         if missing := [to for to in names if to not in by_name]:
             raise TableError(f"state {name!r} leads to unknown states {missing}")
         if state.body is not None:
             node.routes = {verdict: by_name[to] for verdict, to in state.routes.items()}
             node.done, node.failed = by_name[after[0]], by_name[state.failed]
-            node.cut = by_name[state.cut or state.failed]
-            if node.failed.body is not None or node.cut.body is not None:
+            if node.failed.body is not None:
                 raise TableError(f"state {name!r}: a body fails into a state of text")
         for marker, to in state.on.items():
             node.on[marker] = by_name[to]

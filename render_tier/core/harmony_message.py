@@ -16,7 +16,7 @@ from render_tier.core.header_call import HeaderCall, HeaderCallFormat
 
 _CHANNEL: Final = "<|channel|>"
 _START: Final = "<|start|>"
-_RECIPIENT: Final = re.compile(r"\bto=(\S+)")
+_RECIPIENT: Final = re.compile(r"(?:\b|(?<=assistant)|(?<=commentary)|(?<=analysis))to=(\S+)")
 _BUILT_IN: Final = frozenset({"python", "browser", "container"})
 """Recipients that are tools of the model's own, not functions of the request."""
 
@@ -56,7 +56,7 @@ class HarmonyMessage(HeaderCall):
         role, _, rest = (self.marker + header).partition(_CHANNEL)
         rest = rest.partition("<|constrain|>")[0]
         to = _RECIPIENT.search(rest) or _RECIPIENT.search(role.partition("<|constrain|>")[0])
-        recipient = to[1].partition("<|")[0] if to else None
+        recipient = to[1].partition("<|")[0].rpartition("to=")[2] if to else None
         function = recipient is not None and _is_function(recipient)
         author = role.removeprefix(_START).partition("to=")[0].strip()
         words = rest.partition(_CHANNEL)[0].split(maxsplit=1)

@@ -33,14 +33,16 @@ class HeaderCallFormat:
     it may match the empty text before their first character. ``header``: a pattern that the whole header
     (white space at its ends removed) must match, with a group ``name`` and optionally a group ``id``.
     ``ends``: texts that end arguments which are no JSON. ``bare``: a header of this shape is a call without
-    arguments where a marker follows it at once; empty: none is. ``header_limit``: characters of a header
-    before it is taken for text.
+    arguments where a marker follows it at once; empty: none is. ``cut``: what the output
+    may end with that is the beginning of a header and not shown; any other is text. ``header_limit``:
+    characters of a header before it is taken for text.
     """
 
     separator: str
     header: str = r"(?P<name>\S(?:.*\S)?)"
     ends: tuple[str, ...] = ()
     bare: str = ""
+    cut: str = r"[^\s\"'{]*"
     header_limit: int = 1024
 
     @cached_property
@@ -104,6 +106,13 @@ class HeaderCall:
             else:
                 index = self._read_header(text, index, calls)
         return index
+
+    def plain(self, text: str, calls: Calls) -> bool:
+        tracker = self._tracker
+        if tracker is None or self._held or not tracker.plain(text):
+            return False
+        calls.call_arguments(text)
+        return True
 
     def _read_header(self, text: str, index: int, calls: Calls) -> int:
         before = self._header
@@ -180,6 +189,8 @@ class HeaderCall:
 
     def finish(self, calls: Calls) -> None:
         if not self.committed:
+            if re.fullmatch(self._format.cut, self._header.strip()):
+                self.marker = self._header = ""
             self.status = Status.FAILED
             return
         if self._held:
@@ -195,8 +206,10 @@ class HeaderCall:
         if self._phase == _LEAD:
             calls.call_arguments("{}")
             self._end(calls, complete=True)
-        else:
+        elif self.committed:
             self.finish(calls)
+        else:
+            self.status = Status.FAILED
 
     def dump(self) -> list[Any]:
         tracker = self._tracker.dump() if self._tracker is not None else None

@@ -115,6 +115,13 @@ class JsonCall:
                     self.status = Status.FAILED
         return index
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        tracker = self._tracker
+        if self._phase != _ARGUMENTS or tracker is None or not tracker.plain(text):
+            return False
+        calls.call_arguments(text)
+        return True
+
     def finish(self, calls: Calls) -> None:
         if not self.committed:
             self.status = Status.FAILED

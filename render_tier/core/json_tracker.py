@@ -39,6 +39,7 @@ DONE: Final = 13
 BROKEN: Final = 14  # strict and invalid
 
 _STRING_RUN: Final = re.compile(r'[^"\\\x00-\x1f]+')
+_STRING_MARK: Final = re.compile(r'["\\\x00-\x1f]').search
 _LOOSE_RUN: Final = re.compile(r'[^"<{}\[\]]+')
 _BLANKS: Final = " \t\n\r"
 _PREFIXES: Final = ("t", "tr", "tru", "true", "f", "fa", "fal", "fals", "false", "n", "nu", "nul", "null")
@@ -103,6 +104,10 @@ class JsonTracker:
         if len(self.stack) == 1 and self.mode == FIRST_KEY:
             return False
         return self.valid and self.started
+
+    def plain(self, text: str) -> bool:
+        """Whether this is all inside a string, and `feed` would change nothing."""
+        return self.mode == STRING and _STRING_MARK(text) is None
 
     def feed(self, text: str, index: int) -> int:
         """Read ``text[index:]``. Returns the index after the value's last character, or -1 when it goes

@@ -54,6 +54,9 @@ class Lead:
                 return end
         return end
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        return False
+
     def finish(self, calls: Calls) -> None:
         self.status = Status.DONE if self.raw == self._lead.rstrip() else Status.FAILED
 

@@ -35,6 +35,9 @@ from render_tier.core.tool_schema import NO_TOOLS, ToolSchemas
 
 SNAPSHOT_VERSION: Final = 1
 
+BLOCK: Final = 32
+"""Tokens that are read at once where they are nothing but text. No result depends on it."""
+
 StopScope = Literal["all", "content"]
 
 
@@ -77,6 +80,7 @@ class Machine:
         self._grammar = grammar
         self._options = options
         self._pieces = grammar.vocabulary.pieces
+        self._plain_pieces = grammar.plain.__getitem__
         self._node: Node = grammar.start(prompt)
         self._body: Body | None = None
         self._marker_open = 0  # length of the marker before a body that is not committed
@@ -110,11 +114,16 @@ class Machine:
     def feed(self, token_ids: Iterable[int]) -> list[Event]:
         """Read output tokens, IDs of the vocabulary (others spell nothing). After a stop string, none is
         read: ``tokens`` says how many were."""
-        for token_id in token_ids:
-            if self.stopped is not None:
-                break
-            self.tokens += 1
-            self._token(token_id)
+        ids = token_ids if isinstance(token_ids, list) else list(token_ids)
+        for start in range(0, len(ids), BLOCK):
+            block = ids[start : start + BLOCK] if len(ids) > BLOCK else ids
+            if self._plain(block):
+                continue
+            for token_id in block:
+                if self.stopped is not None:
+                    break
+                self.tokens += 1
+                self._token(token_id)
         return self._take()
 
     def feed_text(self, text: str) -> list[Event]:
@@ -152,7 +161,7 @@ class Machine:
         self._held = ""
         if self._body is not None and not self._content_stopped():
             self._body.finish(self)
-            self._body_over(self._node.cut)
+            self._body_over(self._node.failed)
             if self._body is not None:  # where a finished body leads to another one: it has read nothing
                 self._body = None
         if not self._content_stopped():
@@ -249,6 +258,33 @@ class Machine:
         return self
 
     # --- tokens to text ---
+
+    def _plain(self, token_ids: list[int]) -> bool:
+        """The short way for tokens that are nothing but more text of where the machine is. False: nothing was
+        read."""
+        ledger, node = self._ledger, self._node
+        if self._held or ledger.starts or self._detokenizer.pending or self.stopped is not None:
+            return False
+        try:
+            text = "".join(map(self._plain_pieces, token_ids))  # type: ignore[arg-type]  # None: TypeError
+        except TypeError:
+            return False
+        matcher = self._matcher
+        if matcher is not None and (self._queue or self._unsaid or not matcher.passes(text)):
+            return False
+        body = self._body
+        if body is None:
+            if node.first is not None and node.first(text) is not None:
+                return False
+            region = node.text
+            self._show(node, text)
+        elif body.committed and body.plain(text, self):
+            region = Region.CALL
+        else:
+            return False
+        self.tokens += len(token_ids)
+        ledger.settle(region, len(token_ids))
+        return True
 
     def _token(self, token_id: int) -> None:
         ledger = self._ledger
@@ -361,7 +397,7 @@ class Machine:
 
     def _enter(self, node: Node, marker: str) -> None:
         self._node = node
-        if self._thoughts.held and node.text is not Region.REASONING:
+        if self._thoughts.held and node.done.text is not Region.REASONING:
             self._thoughts.held = ""
         if node.separator:
             self._separate = bool(self._spoken & 1 << node.text)
@@ -454,7 +490,11 @@ class Machine:
 
     def _text(self, node: Node, text: str) -> None:
         self._ledger.advance(len(text), node.text)
-        if node.separator and text:
+        if text:
+            self._show(node, text)
+
+    def _show(self, node: Node, text: str) -> None:
+        if node.separator:
             self._spoken |= 1 << node.text
             if self._separate:
                 self._separate = False
@@ -468,7 +508,8 @@ class Machine:
         """Through the stop strings of scope "content", if any."""
         matcher = self._matcher
         if matcher is None or self._options.stop_scope != "content":
-            self._say(text)
+            if text:
+                self._say(text)
             return
         before = len(self._unsaid)
         match = matcher.feed(text, armed=self.tokens > self._options.min_tokens)

@@ -11,11 +11,12 @@ class Markers:
     """Finds the markers; the first in the text wins, and none is part of another, so that which one it is
     does not depend on how much of the text has come.
 
-    ``search``: a compiled pattern's method, None when there are no markers. ``width``: the most characters
+    ``search``: a compiled pattern's method, None when there are no markers; ``first``: one that finds a
+    character with which a marker begins. ``width``: the most characters
     that `held` asks for.
     """
 
-    __slots__ = ("_prefixes", "_tail", "search", "width")
+    __slots__ = ("_prefixes", "first", "search", "width")
 
     def __init__(self, markers: Iterable[str]) -> None:
         """Raises ValueError for a marker that is empty or part of another."""
@@ -27,15 +28,15 @@ class Markers:
         self._prefixes: Final = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self.width: Final = max((len(text) - 1 for text in texts), default=0)
         firsts = "".join(sorted({re.escape(text[0]) for text in texts}))
-        self._tail: Final = re.compile(f"[{firsts}]").search if firsts else None
+        self.first: Final = re.compile(f"[{firsts}]").search if firsts else None
 
     def held(self, text: str) -> int:
         """How many characters at the end of ``text`` may be the beginning of a marker."""
-        if self._tail is None:
+        if self.first is None:
             return 0
         length = len(text)
         start = max(0, length - self.width)
-        while (found := self._tail(text, start)) is not None:
+        while (found := self.first(text, start)) is not None:
             start = found.start()
             if text[start:] in self._prefixes:
                 return length - start

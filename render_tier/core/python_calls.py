@@ -82,6 +82,9 @@ class PythonCalls:
             index += used
         return index
 
+    def plain(self, text: str, calls: Calls) -> bool:
+        return False
+
     def _value(self, literal: PythonLiteral, text: str, index: int, calls: Calls) -> int:
         out: list[str] = []
         end = literal.feed(text, index, out)

@@ -45,12 +45,11 @@ class State:
 
     ``body``: the parser that owns the text instead; it goes on to ``done`` when it has read its value, or to
     ``failed`` when the text is not what it parses, and then the marker that led here and all the body has
-    read become text of that state (``cut`` is that state when the output ends inside; by default
-    ``failed``). ``routes``: instead of ``done``, where the body's own verdict leads (`body.RoutedBody`).
-    ``on`` of a state with a body holds for tokens that are markers by themselves: they end the body wherever
-    it is, because a model cannot mean such a token as text; the same characters in ordinary tokens are the
-    body's to judge. ``inside``: markers that the body reads as text, to be kept even where special tokens
-    are left out.
+    read become text of that state. ``routes``: instead of ``done``, where the body's own verdict leads
+    (`body.RoutedBody`). ``on`` of a state with a body holds for tokens that are markers by themselves: they
+    end the body wherever it is, because a model cannot mean such a token as text; the same characters in
+    ordinary tokens are the body's to judge. ``inside``: markers that the body reads as text, to be kept even
+    where special tokens are left out.
 
     ``inside`` of a state of text: tokens that are text there although the vocabulary calls them special.
 
@@ -69,7 +68,6 @@ class State:
     body: BodyFormat | None = None
     done: str = ""
     failed: str = ""
-    cut: str = ""
     routes: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[str, ...] = ()
     gives_back: bool = True

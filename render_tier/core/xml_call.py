@@ -154,9 +154,6 @@ class XmlCall:
         return "" if self.committed else self._marker + self._read + self._held
 
     def feed(self, text: str, start: int, calls: Calls) -> int:
-        if self._phase == _VALUE and not self._held and not start and self._value_scanner.first(text) is None:
-            self._arguments.value(text, calls)  # most tokens of most calls
-            return len(text)
         if start:
             text = text[start:]
         before = len(self._held) - start
@@ -180,6 +177,12 @@ class XmlCall:
                 self._markup(found.kind, calls)
             index = found.end
         return index - before
+
+    def plain(self, text: str, calls: Calls) -> bool:
+        if self._phase != _VALUE or self._held or self._value_scanner.first(text) is not None:
+            return False
+        self._arguments.value(text, calls)
+        return True
 
     def finish(self, calls: Calls) -> None:
         if not self.committed:

@@ -52,6 +52,7 @@ __all__ = [
     "UnknownFormat",
     "prompt_reasoning",
     "reasoning_format",
+    "register",
     "starts_with_reasoning",
     "tool_format",
 ]
@@ -129,12 +130,25 @@ class UnknownFormat(KeyError):
         return str(self.args[0])
 
 
+def register(fmt: ReasoningFormat | ToolFormat) -> None:
+    """Add a user's own format under its name and aliases, for every later look-up. One that was registered
+    before is replaced. Raises ValueError for a name of this package's."""
+    built_in = REASONING_NAMES if isinstance(fmt, ReasoningFormat) else TOOL_NAMES
+    for name in (fmt.name, *fmt.aliases):
+        if name in built_in or name == "auto":
+            raise ValueError(f"{name!r} is the name of a parser that exists")
+        if isinstance(fmt, ReasoningFormat):
+            _REASONING[name] = fmt
+        else:
+            _TOOLS[name] = fmt
+
+
 def reasoning_format(name: str) -> ReasoningFormat:
     """The reasoning table of a vLLM ``--reasoning-parser`` name. Raises UnknownFormat."""
     try:
         return _REASONING[name]
     except KeyError:
-        valid = ", ".join(REASONING_NAMES)
+        valid = ", ".join(sorted(_REASONING))
         raise UnknownFormat(f"unknown reasoning parser {name!r}; valid names: {valid}") from None
 
 
@@ -143,5 +157,5 @@ def tool_format(name: str) -> ToolFormat:
     try:
         return _TOOLS[name]
     except KeyError:
-        valid = ", ".join(TOOL_NAMES)
+        valid = ", ".join(sorted(_TOOLS))
         raise UnknownFormat(f"unknown tool call parser {name!r}; valid names: {valid}") from None

@@ -16,6 +16,7 @@ _BODY = HeaderCallFormat(
     separator=r"\n```json(?:\n|(?=\{))",
     header=rf".*{_SEPARATOR}\s*(?P<name>\S+)",
     ends=("\n```", _CALL_END),
+    cut=r"[^\s\"'{]*\s*(?:`{1,3}[a-z]*\s*)?",
 )
 
 DEEPSEEK_V3 = ToolFormat(
@@ -28,7 +29,6 @@ DEEPSEEK_V3 = ToolFormat(
             inside=(_SEPARATOR,),
             done="section",
             failed="damaged",
-            cut="section",
         ),
     },
     blanks="drop_alone",

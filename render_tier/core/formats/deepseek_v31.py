@@ -17,14 +17,15 @@ DEEPSEEK_V31 = ToolFormat(
     states={
         CONTENT: State(text=Region.CONTENT, on={SECTION: "section"}),
         "section": State(on=MARKERS),
-        "damaged": State(text=Region.CONTENT, on={**MARKERS, CALL_END: "damaged"}, inside=(SEPARATOR,)),
+        "damaged": State(
+            text=Region.CONTENT, on={**dict.fromkeys(MARKERS, "damaged"), CALL: "call"}, inside=(SEPARATOR,)
+        ),
         "call": State(
             body=HeaderCallFormat(separator=SEPARATOR, ends=(CALL_END,)),
             on=MARKERS,
             inside=(SEPARATOR,),
             done="section",
             failed="damaged",
-            cut="section",
         ),
     },
     blanks="drop_alone",

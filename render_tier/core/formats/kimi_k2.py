@@ -33,7 +33,11 @@ KIMI_K2 = ToolFormat(
     states={
         CONTENT: State(text=Region.CONTENT, on={_SECTION: "section"}),
         "section": State(on=_MARKERS),
-        "damaged": State(text=Region.CONTENT, on={**_MARKERS, _CALL_END: "damaged"}, inside=(_ARGUMENTS,)),
+        "damaged": State(
+            text=Region.CONTENT,
+            on={**dict.fromkeys(_MARKERS, "damaged"), _CALL: "call"},
+            inside=(_ARGUMENTS,),
+        ),
         "call": State(
             body=HeaderCallFormat(
                 separator=r"<\|tool_call_argument_begin\|>|(?=[{\[]|<\|tool_call_end\|>)",
@@ -45,7 +49,6 @@ KIMI_K2 = ToolFormat(
             inside=(_ARGUMENTS,),
             done="section",
             failed="damaged",
-            cut="section",
         ),
     },
     blanks="drop_alone",

@@ -17,12 +17,14 @@ _BODY = JsonCallFormat(
     first_keys=frozenset({"name", "parameters", "arguments", "type", "id"}),
 )
 
+_TAG = {"<|python_tag|>": "tagged"}
+
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     aliases=("llama4_json",),
     states={
-        CONTENT: State(text=Region.CONTENT, on={"{": "call", "<|python_tag|>": "tagged"}),
-        "tagged": State(body=ChoiceFormat(starts="{", body=_BODY), done="after", failed="prose"),
+        CONTENT: State(text=Region.CONTENT, on={"{": "call", **_TAG}),
+        "tagged": State(body=ChoiceFormat(starts="{", body=_BODY), on=_TAG, done="after", failed="prose"),
         "call": State(body=_BODY, done="after", failed="prose"),
         "prose": State(text=Region.CONTENT),
         "after": State(on={"{": "next_call"}),

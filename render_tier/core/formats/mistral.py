@@ -30,6 +30,7 @@ MISTRAL_REASONING = ReasoningFormat(
     trims=True,
 )
 
+_SEPARATORS = ("[ARGS]", "[CALL_ID]")
 _NAMED = HeaderCallFormat(
     separator=r"\[ARGS\]|(?=\{)",
     header=r"(?P<name>[^\s\[](?:[^\[]*[^\s\[])?)\s*(?:\[CALL_ID\]\s*(?P<id>\S+))?",
@@ -41,14 +42,13 @@ _ARRAY = JsonCallsFormat(
 MISTRAL = ToolFormat(
     name="mistral",
     states={
-        CONTENT: State(text=Region.CONTENT, on={"[TOOL_CALLS]": "call"}),
+        CONTENT: State(text=Region.CONTENT, on={"[TOOL_CALLS]": "call"}, inside=_SEPARATORS),
         "call": State(
             body=ChoiceFormat(starts="[{", body=_ARRAY, otherwise=_NAMED),
             on={"[TOOL_CALLS]": "call"},
-            inside=("[ARGS]", "[CALL_ID]"),
+            inside=_SEPARATORS,
             done="after",
             failed=CONTENT,
-            cut="after",
         ),
         "after": State(on={"[TOOL_CALLS]": "call"}),
     },

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from render_tier.core.harmony_message import HarmonyMessageFormat
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
 
+_NOTHING = "(?!)"
 _ENDS = {"<|end|>": CONTENT, "<|call|>": CONTENT, "<|return|>": CONTENT}
 _HEADS = {"<|start|>": "head", "<|channel|>": "head"}
 _MARKERS = {**_ENDS, **_HEADS}
@@ -21,7 +22,7 @@ _MARKERS = {**_ENDS, **_HEADS}
 
 def _states(analysis: Region, *, calls: bool) -> Mapping[str, State]:
     head = State(
-        body=HarmonyMessageFormat(separator=r"<\|message\|>", calls=calls),
+        body=HarmonyMessageFormat(separator=r"<\|message\|>", cut=_NOTHING, calls=calls),
         on={**_ENDS, "<|start|>": "head"},
         inside=("<|channel|>", "<|constrain|>", "<|message|>"),
         failed=CONTENT,
@@ -56,5 +57,6 @@ OPENAI = ToolFormat(
     states={**_CONTENT, **_states(Region.MARKUP, calls=True)},
     answer_states={**_CONTENT, **_states(Region.MARKUP, calls=False)},
     initial="head",
+    blanks="drop_alone",
     none_drops=True,
 )

@@ -20,6 +20,7 @@ PYTHONIC = ToolFormat(
         CONTENT: State(text=Region.CONTENT),
     },
     initial="answer",
+    blanks="drop_alone",
     bare_json=True,
     keeps_special_tokens=False,
 )
@@ -31,9 +32,10 @@ LLAMA4_PYTHONIC = ToolFormat(
             body=_LIST, on={"<|python_start|>": "list"}, done="end", failed=CONTENT, gives_back=False
         ),
         "list": State(body=_LIST, on=_END, done="end", failed=CONTENT),
-        "end": State(text=Region.CONTENT, on=_END),
+        "end": State(text=Region.CONTENT, on={"<|python_end|>": "end"}),
         CONTENT: State(text=Region.CONTENT),
     },
     initial="answer",
+    blanks="drop_alone",
     bare_json=True,
 )

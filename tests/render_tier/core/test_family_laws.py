@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
 from render_tier.core.machine import Machine
+from render_tier.core.stops import StopTable
 from render_tier.core.table import Region
 from tests.families import ours
 from tests.families.catalogue import FAMILIES
@@ -27,6 +30,12 @@ OFFERED = [
 """The families of the catalogue whose parsers have tables."""
 EXAMPLES = 12
 SEEDS = st.integers(0, 2**32)
+STOPS: list[dict[str, Any]] = [
+    {},
+    {"stops": StopTable(["e t", "\n\n"])},
+    {"stops": StopTable(["tea", "42"]), "stop_scope": "content"},
+    {"skip_special_tokens": False},
+]
 WORDLESS = Knobs(damaged=0.0, no_tools=0.0, choice_none=0.0, unknown_tool=0.03)
 LEADING = {"qwen3_coder", "nemotron_v3", "step3p5", "mimo", "granite_thinking", "qwen_coder_plain"}
 
@@ -95,6 +104,27 @@ def test_the_text_without_its_tokens_reads_the_same_in_any_pieces(family: str, s
     for character in output.text:
         got.add(machine.feed_text(character))
     assert got.add(machine.finish()) == want
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS)
+def test_the_short_way_for_plain_tokens_changes_nothing(family: str, seed: int) -> None:
+    output = generate(family, seed)
+    case = output.case()
+    tokenizer = tokenizer_of(case)
+    rng = Random(seed)
+    ids = ids_of(output, tokenizer, rng)
+    options = replace(ours.options_of(case), **rng.choice(STOPS))
+    size = rng.choice((1, 3, 7, 40, 1000))
+    chunks = [ids[at : at + size] for at in range(0, len(ids), size)]
+
+    def machine() -> Machine:
+        return Machine(ours.grammar_of_case(case, tokenizer), options, output.opening.reasoning == "open")
+
+    slow = machine()
+    slow._plain = lambda _: False  # type: ignore[method-assign]
+    assert read(machine(), chunks) == read(slow, chunks)
 
 
 @pytest.mark.parametrize("family", OFFERED)

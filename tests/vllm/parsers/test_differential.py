@@ -8,7 +8,7 @@ import pytest
 
 from tests.families import ours
 from tests.families.generators import GeneratedOutput, generate
-from tests.vllm.parsers.known_differences import Comparison, unexplained
+from tests.vllm.parsers.known_differences import Comparison, meant, unexplained
 from tests.vllm.parsers.runner import VllmRunner
 
 pytestmark = pytest.mark.vllm
@@ -28,8 +28,14 @@ OFFERED = (
     "mimo",
     "qwq",
     "qwen_coder_plain",
+    "openai_gptoss",
+    "mistral",
+    "gemma4",
+    "llama3_json",
+    "llama4_pythonic",
+    "seed_oss",
 )
-"""Families (of `tests.families.catalogue`) whose parsers have a table. A family joins with its table."""
+"""Families (of `tests.families.catalogue`) that are compared: CONTRACT's first twelve places, and kin."""
 OUTPUTS = 500
 SHOWN = 5
 
@@ -53,6 +59,8 @@ def test_every_difference_from_the_batch_result_has_a_reason(vllm_parsers: VllmR
     for output, result in zip(outputs, results, strict=True):
         assert "exception" not in result, (output, result)
         comparison = Comparison(output, result, ours.parse_whole(output.case()))
+        if wrong := meant(comparison):
+            problems.append((len(output.text), describe(comparison, frozenset(wrong), ["not as meant"])))
         if not comparison.differing:
             same += 1
             continue

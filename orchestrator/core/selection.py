@@ -40,13 +40,15 @@ class Candidate:
     active: int = 0
     """Legs in flight on it from here."""
     healthy: bool = True
-    """Its last background probe succeeded, and its breaker is closed."""
+    """Nothing speaks against it: no failed probe, no open breaker."""
     tried: bool = False
     """It has failed this run before."""
     cached_blocks: int = 0
     """Leading blocks of the prompt that it probably holds."""
     rank: int = 0
     """Its place by rendezvous hashing, the highest first; 0 when there is nothing to hash."""
+    alive: bool = True
+    """It has not been found dead, by its last probe or by a connection that could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +85,17 @@ def rendezvous_rank(what: bytes, member: str) -> int:
 
 
 def eligible(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Members to choose from: healthy and untried, else healthy, else untried, else all.
+    """Members to choose from: healthy and untried, else healthy, else alive and untried, else alive, else
+    untried, else all.
 
-    So a role with members is never left with none: a lone member that looks dead is asked again, and its own
-    answer is the error that the client gets.
+    So breakers never leave a role without members: a lone member that keeps failing is asked again, and its
+    own answer is the error that the client gets. Whether dead ones may be asked is for the caller to say.
     """
     for wanted in (
         [c for c in candidates if c.healthy and not c.tried],
         [c for c in candidates if c.healthy],
+        [c for c in candidates if c.alive and not c.tried],
+        [c for c in candidates if c.alive],
         [c for c in candidates if not c.tried],
     ):
         if wanted:

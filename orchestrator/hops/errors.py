@@ -60,6 +60,10 @@ class Unreachable(HopError):
     retry_safe = True
 
 
+class Absent(Unreachable):
+    """No connection could be made: nobody is there."""
+
+
 class Overloaded(HopError):
     """The member said 429 or 503."""
 
@@ -106,7 +110,7 @@ class NotOffered(HopError):
 
 
 class NoMembers(HopError):
-    """The role has no members."""
+    """The role has no members, or all of them are dead."""
 
     status = 503
     type = "ServiceUnavailableError"

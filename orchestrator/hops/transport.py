@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from orchestrator.hops.errors import (
+    Absent,
     Garbled,
     HopError,
     HopName,
@@ -158,7 +159,7 @@ def mapped_errors(hop: HopName, url: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Unreachable(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
+        raise Absent(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
     except aiohttp.ServerTimeoutError as error:
         raise TimedOut(hop, f"the {hop} hop timed out", detail=repr(error), member=url) from error
     except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, ConnectionError) as error:

@@ -26,8 +26,13 @@ class Member:
     def candidate(
         self, now: float, *, tried: bool = False, cached_blocks: int = 0, rank: int = 0
     ) -> Candidate:
-        healthy = self.probed is not False and not self.breaker.is_open(now)
-        return Candidate(self.url, self.active, healthy, tried, cached_blocks, rank)
+        healthy = self.alive and not self.breaker.is_open(now)
+        return Candidate(self.url, self.active, healthy, tried, cached_blocks, rank, self.alive)
+
+    @property
+    def alive(self) -> bool:
+        """It has not failed its last probe."""
+        return self.probed is not False
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -21,7 +21,9 @@ NO_AFFINITY = Affinity()
 
 
 class Pool:
-    """``index``, when given, is what the members have probably cached."""
+    """``index``, when given, is what the members have probably cached. ``asks_the_dead``: when all members
+    have failed their last probe they are asked all the same; a role whose legs cost something on the way to
+    them gives nobody then."""
 
     def __init__(
         self,
@@ -35,8 +37,10 @@ class Pool:
         draw: Draw,
         load_factor: float = 1.25,
         index: PrefixIndex | None = None,
+        asks_the_dead: bool = False,
     ) -> None:
         self.role = role
+        self._asks_the_dead = asks_the_dead
         self.index = index
         self._policy: PolicyName = policy
         self._clock = clock
@@ -63,7 +67,12 @@ class Pool:
     @property
     def well(self) -> int:
         """How many members have not failed their last probe."""
-        return sum(member.probed is not False for member in self.members)
+        return sum(member.alive for member in self.members)
+
+    @property
+    def available(self) -> bool:
+        """A leg would find a member."""
+        return bool(self._members) if self._asks_the_dead else self.well > 0
 
     def choose(
         self,
@@ -73,11 +82,11 @@ class Pool:
         policy: PolicyName | None = None,
         record: Callable[[str, Decision], None] | None = None,
     ) -> Member | None:
-        """A member for a leg, preferably none of the ``tried``; None when the role has no members.
+        """A member for a leg, preferably none of the ``tried``; None when none is available.
 
         ``policy`` replaces the role's own; ``record`` is told the role and how it was decided.
         """
-        if not self._members:
+        if not self.available:
             return None
         decision = self._decide(tried, affinity, policy or self._policy)
         self._turn += 1
@@ -87,7 +96,7 @@ class Pool:
 
     def would_find_cached(self, affinity: Affinity) -> int:
         """Leading blocks of the prompt on the member that prefix affinity would choose now."""
-        if not self._members or self.index is None:
+        if not self.available or self.index is None:
             return 0
         return self._decide((), affinity, "prefix_affinity").winner.cached_blocks
 

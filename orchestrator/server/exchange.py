@@ -146,6 +146,7 @@ class Exchange:
         member: Member | None = None
         try:
             if self._render_attempts == 1:
+                services.require_decode()
                 admission.require_room()
                 await self._place.wait()
             async with admission.place("render", self.who):
@@ -182,6 +183,7 @@ class Exchange:
         self.timing.mark("rendered", perf_counter())
         try:
             self._plan(rendered)
+            services.require_decode()
             admission.require_room()
         except ApiError as error:
             run.post(Event.RENDER_FAILED, error)

@@ -128,14 +128,14 @@ class Run:
         if self.machine.prefill_attempts > 1 or self.machine.decode_attempts:
             self._services.metrics.retries.labels("prefill").inc()
             self.exchange.timing.restart_legs()
-        if not self._services.prefill_pool:
-            self.post(Event.PREFILL_FAILED, NoMembers("prefill", "there is no prefill engine"))
-            return
         self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
 
     def _prefill_admitted(self) -> None:
         member = self._services.prefill_pool.choose(self._tried, self.affinity, record=self._record)
-        assert member is not None
+        if member is None:
+            nobody = NoMembers("prefill", "no prefill engine is available")
+            self.post(self.machine.after_unusable_prefill(), nobody)
+            return
         leg_id = self._new_leg(member, "p")
         self._hop = self._spawn(self._prefill(member, leg_id, self._place), f"prefill {leg_id}")
 
@@ -155,9 +155,6 @@ class Run:
 
     def _choose_decode(self) -> None:
         self._cancel_hop()
-        if not self._services.decode_pool:
-            self.post(Event.DECODE_FAILED, NoMembers("decode", "there is no decode engine"))
-            return
         self._wait_for_place("decode", self._decode_admitted, Event.DECODE_FAILED)
 
     def _decode_admitted(self) -> None:
@@ -165,6 +162,9 @@ class Run:
         self._member = self._services.decode_pool.choose(
             self._tried, self.affinity, policy=policy, record=self._record
         )
+        if self._member is None:
+            self.post(Event.DECODE_FAILED, NoMembers("decode", "no decode engine is available"))
+            return
         self.post(Event.DECODE_ADMITTED)
 
     def _start_decode(self) -> None:
@@ -285,7 +285,8 @@ class Run:
                 if isinstance(error, TimedOut):
                     self._services.abort_soon("prefill", member.url, leg_id)
             event = self.machine.after_prefill_failure(
-                retry_safe=error.retry_safe, client_fault=error.client_fault
+                retry_safe=error.retry_safe and self._services.prefill_pool.available,
+                client_fault=error.client_fault,
             )
             self.post(event, error)
             return
@@ -336,7 +337,8 @@ class Run:
                     # elsewhere nothing may be on its way through derender.
                     await self.pump.drained()
                 event = self.machine.after_decode_failure(
-                    retry_safe=error.retry_safe, continuable=continuable
+                    retry_safe=error.retry_safe and self._services.decode_pool.available,
+                    continuable=continuable,
                 )
                 self.post(event, error)
                 return
@@ -457,6 +459,7 @@ class Run:
         """Whether another engine could go on where this one failed."""
         return (
             self._services.policy.continuations > 0
+            and self._services.decode_pool.available
             and self.exchange.streaming
             and not error.client_fault
             and self._received < self._prompt.max_tokens

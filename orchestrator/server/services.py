@@ -18,7 +18,7 @@ from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.selection import Affinity, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
-from orchestrator.hops.errors import HopError, HopName
+from orchestrator.hops.errors import Absent, HopError, HopName, NoMembers
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
@@ -73,7 +73,8 @@ class Services:
             first_timeout=timeouts.decode_first,
             idle_timeout=timeouts.decode_idle,
         )
-        self.render_pool = self._pool("render", members.render, settings.selection.render)
+        # Render has no side effect, so asking costs nothing; and a stream under way needs some derender.
+        self.render_pool = self._pool("render", members.render, settings.selection.render, asks_the_dead=True)
         self.prefill_pool = self._pool("prefill", members.prefill, settings.selection.prefill)
         skips_cached = settings.policy.skip_prefill_below_uncached_tokens > 0
         self.decode_pool = self._pool(
@@ -121,6 +122,12 @@ class Services:
             needed.append(self.prefill_pool)
         return [pool.role for pool in needed if not pool.ready]
 
+    def require_decode(self) -> None:
+        """Raises ``NoMembers`` when no decode leg could be sent now. Asked before prefill, whose KV nobody
+        would pull."""
+        if not self.decode_pool.available:
+            raise NoMembers("decode", "no decode engine is available")
+
     def start(self) -> None:
         """Begin the background probes."""
         loop = asyncio.get_running_loop()
@@ -163,6 +170,10 @@ class Services:
         )
         if error.member_fault:
             pool.failed(member)
+        if isinstance(error, Absent) and member.alive:
+            # As good as a failed probe; the next one that succeeds takes it back.
+            member.probed = False
+            self._member_changed(pool, member)
 
     def _member_changed(self, pool: Pool, member: Member) -> None:
         self.admission.members_changed()
@@ -238,7 +249,13 @@ class Services:
         self.integrity.exchanges += change
 
     def _pool(
-        self, role: str, urls: tuple[str, ...], selection: PolicyName, *, indexed: bool = False
+        self,
+        role: str,
+        urls: tuple[str, ...],
+        selection: PolicyName,
+        *,
+        indexed: bool = False,
+        asks_the_dead: bool = False,
     ) -> Pool:
         health = self.settings.health
         indexed = indexed or selection == "prefix_affinity"
@@ -252,6 +269,7 @@ class Services:
             draw=random.randrange,
             load_factor=self.settings.selection.load_factor,
             index=PrefixIndex(self.settings.selection.prefix_index_blocks) if indexed else None,
+            asks_the_dead=asks_the_dead,
         )
 
     async def _probe_render(self, url: str) -> bool:

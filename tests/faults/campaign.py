@@ -330,3 +330,7 @@ class Campaign:
             for case in self.open.values():
                 case.disturbed = True
             await tier.revive()
+            # Whoever could not be reached counts as dead until a probe succeeds.
+            await self.stack.services.check_health()
+            for case in self.open.values():
+                case.disturbed = True

@@ -428,8 +428,9 @@ def test_continuation_without_prefill_goes_straight_to_decode() -> None:
 
 def test_a_run_that_has_not_gone_on_elsewhere_has_an_ordinary_first_token() -> None:
     assert advance(RequestMachine(Policy(continuations=1)), *PD_DECODING).first_token() is Event.FIRST_TOKEN
-    direct = advance(RequestMachine(Policy(continuations=1)), Event.RENDERED_DIRECT, Event.DECODE_ADMITTED,
-                     Event.FIRST_TOKEN, Event.VISIBLE, Event.DECODE_RESUME_DIRECT, Event.DECODE_ADMITTED)  # fmt: skip
+    direct = advance(RequestMachine(Policy(continuations=1)),
+                     Event.RENDERED_DIRECT, Event.DECODE_ADMITTED, Event.FIRST_TOKEN, Event.VISIBLE,
+                     Event.DECODE_RESUME_DIRECT, Event.DECODE_ADMITTED)  # fmt: skip
     assert direct.first_token() is Event.RESUMED
     gone = advance(RequestMachine(Policy(continuations=1)), *VISIBLE_OUTPUT, Event.DECODE_RESUME,
                    Event.PREFILLED, Event.DECODE_ADMITTED, Event.CLIENT_GONE)  # fmt: skip

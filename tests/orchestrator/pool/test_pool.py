@@ -47,6 +47,20 @@ def test_failures_open_a_breaker_until_the_cooldown_and_never_the_last_one() -> 
     assert {members.choose().url for _ in range(4)} == {"a"}  # type: ignore[union-attr]
 
 
+def test_a_dead_member_is_not_asked_unless_its_role_asks_the_dead() -> None:
+    for asks in (False, True):
+        members = Pool("render", ["a", "b"], "round_robin", breaker_threshold=2, breaker_cooldown=5,
+                       clock=Clock(), draw=lambda n: 0, asks_the_dead=asks)  # fmt: skip
+        a, b = members.members
+        a.probed = False
+        members.failed(b)
+        members.failed(b)
+        assert members.choose({"b"}) is b, "a breaker gives way to a death"
+        b.probed = False
+        assert members.available is asks
+        assert (members.choose() is not None) is asks
+
+
 async def test_an_idle_death_is_noticed_before_the_next_request() -> None:
     members = pool("a", "b")
     alive = {"a": True, "b": True}
@@ -69,6 +83,6 @@ async def test_an_idle_death_is_noticed_before_the_next_request() -> None:
     alive["b"] = False
     await monitor.check_all()
     assert not members.ready
-    assert members.choose() is not None
+    assert members.choose() is None, "dead by its probe is another thing than an open breaker"
     watching.cancel()
     await asyncio.wait([watching])

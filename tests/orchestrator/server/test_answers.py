@@ -304,6 +304,8 @@ async def test_models_ready_health_version_metrics(launch: Launch) -> None:
         ready = await stack.http.get("/ready")
         assert ready.status_code == 503
         assert ready.json()["missing"] == ["prefill"]
+        stack.prefill[0].healthy = True
+        await stack.services.check_health()
         await streamed(stack)
         await stack.settled()
         metrics = (await stack.http.get("/metrics")).text

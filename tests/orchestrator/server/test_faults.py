@@ -283,7 +283,60 @@ async def test_no_decode_engine_at_all(launch: Launch) -> None:
             await whole(stack)
         assert raised.value.status_code == 503
         await stack.settled()
-        assert stack.services.metrics.stranded.labels("decode_failed")._value.get() == 1
+        assert not stack.prefill[0].requests[GENERATE]
+
+
+@ASK
+async def test_while_decode_is_known_to_be_down_nothing_is_rendered_or_prefilled(
+    launch: Launch, ask: Any
+) -> None:
+    async with launch(decode=2) as stack:
+        for tier in stack.decode:
+            tier.healthy = False
+        await stack.services.check_health()
+        for _ in range(4):
+            with pytest.raises(openai.InternalServerError) as raised:
+                await ask(stack)
+            assert raised.value.status_code == 503
+            assert raised.value.response.headers["retry-after"]
+        await stack.settled()
+        assert not stack.render.requests
+        assert not stack.prefill[0].requests[GENERATE]
+        stack.decode[0].healthy = True
+        await stack.services.check_health()
+        assert await ask(stack) == text_of(5)
+
+
+async def test_decode_that_cannot_be_reached_costs_one_prefill_at_most(launch: Launch) -> None:
+    """Its death is noticed by the first request, and that one has nowhere to be repeated."""
+    async with launch() as stack:
+        await stack.decode[0].kill()
+        for _ in range(4):
+            with pytest.raises(openai.InternalServerError) as raised:
+                await whole(stack)
+            assert raised.value.status_code == 503
+        await stack.settled()
+        assert len(stack.prefill[0].requests[GENERATE]) == 1
+        await stack.decode[0].revive()
+        await stack.services.check_health()
+        assert await whole(stack) == text_of(5)
+
+
+@pytest.mark.parametrize("failure", ["fail", "recompute"])
+async def test_while_prefill_is_known_to_be_down_requests_fail_or_decode_computes(
+    launch: Launch, failure: str
+) -> None:
+    async with launch(settings={"policy": {"prefill_failure": failure}}) as stack:
+        stack.prefill[0].healthy = False
+        await stack.services.check_health()
+        if failure == "fail":
+            with pytest.raises(openai.InternalServerError) as raised:
+                await whole(stack)
+            assert raised.value.status_code == 503
+        else:
+            assert await whole(stack) == text_of(5)
+        assert not stack.prefill[0].requests[GENERATE]
+        await stack.settled()
 
 
 def states(stack: Stack) -> list[str]:

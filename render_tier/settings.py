@@ -46,9 +46,11 @@ class Settings(BaseModel):
     trust_request_chat_template: bool = False
     """Let requests bring their own template."""
     reasoning_parser: str | None = None
-    """How the model writes its reasoning."""
+    """How the model writes its reasoning; "auto" finds out from the model's files."""
     tool_call_parser: str | None = None
-    """How the model writes tool calls."""
+    """How the model writes tool calls; "auto" finds out from the model's files."""
+    parser_plugin: tuple[str, ...] = ()
+    """Files with parsers of your own: .py, or declarative .toml or .json (docs/parsers.md)."""
     enable_auto_tool_choice: bool = False
     """Let the model decide on tool calls; needs a tool call parser."""
     exclude_tools_when_tool_choice_none: bool = False
@@ -149,12 +151,13 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        if self.reasoning_parser is not None and self.reasoning_parser not in REASONING_NAMES:
-            valid = ", ".join(REASONING_NAMES)
-            raise ValueError(f"unknown reasoning_parser {self.reasoning_parser!r}; valid names: {valid}")
-        if self.tool_call_parser is not None and self.tool_call_parser not in TOOL_NAMES:
-            valid = ", ".join(TOOL_NAMES)
-            raise ValueError(f"unknown tool_call_parser {self.tool_call_parser!r}; valid names: {valid}")
+        if not self.parser_plugin:  # else the names are known once the plugins are loaded
+            if self.reasoning_parser not in (None, "auto", *REASONING_NAMES):
+                valid = ", ".join(("auto", *REASONING_NAMES))
+                raise ValueError(f"unknown reasoning_parser {self.reasoning_parser!r}; valid names: {valid}")
+            if self.tool_call_parser not in (None, "auto", *TOOL_NAMES):
+                valid = ", ".join(("auto", *TOOL_NAMES))
+                raise ValueError(f"unknown tool_call_parser {self.tool_call_parser!r}; valid names: {valid}")
         if not all(self.state_key):
             raise ValueError("state_key cannot be empty")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:

@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 from tokenizers import AddedToken, Tokenizer
 
+from render_tier.core.formats import UnknownFormat, reasoning_format, tool_format
 from render_tier.core.vocabulary import Vocabulary, build_vocabulary
 from render_tier.model.chat_template import DEFAULT_NAME, load_templates, operator_template, select_template
 from render_tier.model.context_length import resolve_max_model_len, text_config
 from render_tier.model.files import ModelLoadError, locate, read_json_object
+from render_tier.model.parser_choice import AUTO, choose_reasoning_parser, choose_tool_parser
+from render_tier.model.parser_plugins import load_plugin
 from render_tier.model.tokenizer import LoadedTokenizer, load_tokenizer
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,10 @@ class ModelAssets:
     """The template used without tools; None when the model has none."""
     tool_chat_template: str | None
     """The template used with tools (the same one unless the model names a "tool_use" template)."""
+    reasoning_parser: str | None
+    """Name of the parser, after "auto" was resolved."""
+    tool_parser: str | None
+    """As `reasoning_parser`."""
     fingerprint: str
     """Digest of all that decides token IDs and their reading; members of one deployment must agree."""
 
@@ -65,11 +75,13 @@ def load_assets(
     revision: str | None = None,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
+    parser_plugins: Sequence[str] = (),
 ) -> ModelAssets:
     """Read the model's files.
 
     ``generation_config``: "auto" (the model's own), "vllm" (none), or a directory. ``chat_template``: a file
-    or a template. The parser names enter only the fingerprint. Raises ModelLoadError.
+    or a template. ``reasoning_parser``, ``tool_parser``: names, or "auto". ``parser_plugins``: files with
+    more parsers, registered for the whole process. Raises ModelLoadError.
     """
     directory = locate(model, revision)
     tokenizer_config = read_json_object(directory / "tokenizer_config.json") or {}
@@ -85,6 +97,8 @@ def load_assets(
     vocabulary = build_vocabulary(tokenizer.data)
     names = tuple(served_names) or (model,)
     plain, with_tools = select_template(templates, False), select_template(templates, True)
+    plugins = [load_plugin(file) for file in parser_plugins]
+    chosen = _parsers(reasoning_parser, tool_parser, config, (plain, with_tools), vocabulary)
     return ModelAssets(
         name=model,
         served_names=names,
@@ -104,14 +118,40 @@ def load_assets(
         eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
         chat_template=plain,
         tool_chat_template=with_tools,
+        reasoning_parser=chosen["reasoning"],
+        tool_parser=chosen["tool"],
         fingerprint=_fingerprint(
             tokenizer=tokenizer,
             templates={"default": plain, "tool_use": with_tools},
-            parsers={"reasoning": reasoning_parser, "tool": tool_parser},
+            parsers={**chosen, "plugins": plugins} if plugins else chosen,
             model=names[0],
             max_model_len=length,
         ),
     )
+
+
+def _parsers(
+    reasoning: str | None,
+    tool: str | None,
+    config: dict[str, Any],
+    templates: tuple[str | None, str | None],
+    vocabulary: Vocabulary,
+) -> dict[str, str | None]:
+    """The parsers' names with "auto" resolved. Raises ModelLoadError for a name that no parser has."""
+    names = {"reasoning": reasoning, "tool": tool}
+    for kind, choose in (("reasoning", choose_reasoning_parser), ("tool", choose_tool_parser)):
+        if names[kind] == AUTO:
+            choice = choose(config, templates, vocabulary)
+            names[kind] = choice.parser
+            log.info("parser_chosen", kind=kind, parser=choice.parser, reason=choice.reason)
+    try:
+        if names["reasoning"] is not None:
+            reasoning_format(names["reasoning"])
+        if names["tool"] is not None:
+            tool_format(names["tool"])
+    except UnknownFormat as error:
+        raise ModelLoadError(str(error)) from None
+    return names
 
 
 def _generation_config(directory: Path, source: str, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +213,7 @@ def _fingerprint(
     *,
     tokenizer: LoadedTokenizer,
     templates: Mapping[str, str | None],
-    parsers: Mapping[str, str | None],
+    parsers: Mapping[str, object],
     model: str,
     max_model_len: int,
 ) -> str:

@@ -7,9 +7,10 @@ from typing import Literal
 import structlog
 
 from render_tier.derendering import Derenderer, DerenderSettings
-from render_tier.model import ModelAssets, load_assets
+from render_tier.model import ModelAssets, ModelLoadError, load_assets
 from render_tier.model.engines import FastEngine, FastEngineUnavailable, ReferenceEngine
 from render_tier.model.parity import first_difference, probe_texts
+from render_tier.model.parser_choice import AUTO
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import ApiError
@@ -28,6 +29,7 @@ PROBE_VOCABULARY = 2000
 class Service:
     def __init__(self, settings: Settings, assets: ModelAssets) -> None:
         """Compiles the templates. Raises ApiError when one of them does not compile."""
+        settings = _with_parsers(settings, assets)
         self.assets = assets
         self.renderer = Renderer(assets, _render_settings(settings))
         self.derenderer = Derenderer(assets, _derender_settings(settings))
@@ -48,7 +50,12 @@ class Service:
             revision=settings.revision,
             reasoning_parser=settings.reasoning_parser,
             tool_parser=_render_settings(settings).tool_parser,
+            parser_plugins=settings.parser_plugin,
         )
+        if assets.tool_parser is None and settings.enable_auto_tool_choice:
+            raise ModelLoadError(
+                "--tool-call-parser auto: nothing says how this model writes calls; name a parser"
+            )
         return cls(settings, assets)
 
     @property
@@ -95,6 +102,14 @@ class Service:
         except ApiError as error:
             log.warning("warm_up_refused", reason=error.message)
         return_freed_memory()
+
+
+def _with_parsers(settings: Settings, assets: ModelAssets) -> Settings:
+    """The settings with the parsers that "auto" stands for."""
+    resolved = {"reasoning_parser": assets.reasoning_parser, "tool_call_parser": assets.tool_parser}
+    return settings.model_copy(
+        update={name: parser for name, parser in resolved.items() if getattr(settings, name) == AUTO}
+    )
 
 
 def _render_settings(settings: Settings) -> RenderSettings:

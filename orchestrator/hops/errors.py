@@ -1,9 +1,9 @@
 """What can go wrong on a hop, as one small tree. Each error knows its hop, its HTTP status for the client,
 and whether the same leg may be sent again.
 
-An engine's 4xx is the client's own error and keeps its status, type, message and param. Anything else an
-engine says is logged by the caller (``detail``) and not relayed: it describes our inside, not the client's
-request.
+An engine's 4xx is the client's own error and keeps its status, type, message and param, unless it is about
+something that the client did not send. Anything else an engine says is logged by the caller (``detail``) and
+not relayed: it describes our inside, not the client's request.
 """
 
 from __future__ import annotations
@@ -103,6 +103,14 @@ class Refused(HopError):
     member_fault = False
 
 
+class Misconfigured(HopError):
+    """The member refuses what only we write: it is not the kind of engine that it is configured as, or of
+    another version."""
+
+    status = 502
+    type = "BadGatewayError"
+
+
 class NotOffered(HopError):
     """The member does not do this, or not now; there is another way."""
 
@@ -132,6 +140,23 @@ OUR_FAULT = frozenset({401, 403, 405, 407, 408, 411, 415, 426, 431})
 """4xx that speak about how we asked (credentials, method, framing), not about what the client asked for."""
 
 
+OWN_FIELDS = frozenset(
+    {"kv_transfer_params", "ec_transfer_params", "request_id", "output_mode", "output_kind", "stream_options"}
+)
+"""Of an engine's request: what a client sends under these names never gets there."""
+
+OWN_WORDS = ("kv_transfer_params", "ec_transfer_params", "do_remote_prefill", "do_remote_decode")
+"""In an engine's message, where it names no param."""
+
+
+def _is_about_ours(hop: HopName, error: _Info) -> bool:
+    if hop not in ("prefill", "decode"):
+        return False
+    if error.param is not None:
+        return not OWN_FIELDS.isdisjoint(error.param.split("."))
+    return any(word in error.message for word in OWN_WORDS)
+
+
 def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> HopError:
     """The error that a non-200 answer is."""
     detail = body[:2000].decode("utf-8", "replace")
@@ -141,6 +166,10 @@ def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> Ho
                           detail=detail, member=member)  # fmt: skip
     if 400 <= status < 500 and status not in OUR_FAULT:
         info = _read_error(body)
+        if info is not None and _is_about_ours(hop, info):
+            # Another prefill engine may be what this one is not; another decode would cost another prefill.
+            return Misconfigured(hop, f"the {hop} tier is not configured properly",
+                                 retry_safe=hop == "prefill", detail=detail, member=member)  # fmt: skip
         if info is not None:
             kind = info.type or STATUS_TYPES.get(status, "BadRequestError")
             return Refused(hop, info.message, status=status, type=kind, param=info.param,

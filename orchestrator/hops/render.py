@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from orchestrator.core.legs import RenderedPrompt, RenderReplyError, read_render_replies, read_render_reply
 from orchestrator.hops.transport import Reply, Transport, garbled
 
@@ -14,6 +16,23 @@ Endpoint = Literal["chat", "completions"]
 PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 FINGERPRINT_HEADER = "X-Render-Fingerprint"
+
+
+class _Name(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+def model_card(models: bytes, name: str) -> msgspec.Raw | None:
+    """The card of ``name`` in a list of models, as it stands there. Raises ``HopError``."""
+    try:
+        cards = msgspec.json.decode(models, type=_Models).data
+        return next((card for card in cards if msgspec.json.decode(card, type=_Name).id == name), None)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise garbled("render", "/v1/models", error) from error
 
 
 @dataclass(frozen=True, slots=True)

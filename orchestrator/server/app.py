@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from orchestrator import __version__
 from orchestrator.hops.errors import HopError
+from orchestrator.hops.render import model_card
 from orchestrator.hops.transport import Reply
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.endpoints import CompletionEndpoint
@@ -48,6 +49,7 @@ def create_app(settings: Settings) -> Starlette:
             Route("/v1/chat/completions", CompletionEndpoint("chat"), methods=["POST"]),
             Route("/v1/completions", CompletionEndpoint("completions"), methods=["POST"]),
             Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
@@ -65,16 +67,31 @@ def _services(request: Request) -> Services:
 
 async def models(request: Request) -> Response:
     """The render tier's list: it is what decides which names are served."""
-    services = _services(request)
-
-    async def call(url: str) -> Reply:
-        return await services.render_client.models(url, services.settings.timeouts.render)
-
     try:
-        reply = await on_render_members(services, "render", services.settings.policy.render_attempts, call)
+        reply = await _models(_services(request))
     except HopError as error:
         return _error_response(error)
     return Response(reply.body, media_type="application/json")
+
+
+async def model(request: Request) -> Response:
+    """One card of the list."""
+    name = request.path_params["name"]
+    try:
+        reply = await _models(_services(request))
+        card = model_card(reply.body, name)
+    except HopError as error:
+        return _error_response(error)
+    if card is None:
+        return _error_response(NotFound(f"The model {name!r} does not exist.", param="model"))
+    return Response(bytes(card), media_type="application/json")
+
+
+async def _models(services: Services) -> Reply:
+    async def call(url: str) -> Reply:
+        return await services.render_client.models(url, services.settings.timeouts.render)
+
+    return await on_render_members(services, "render", services.settings.policy.render_attempts, call)
 
 
 async def health(_request: Request) -> Response:

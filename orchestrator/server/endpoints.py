@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
 
+import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.sse import KEEPALIVE_FRAME
@@ -17,8 +18,11 @@ from orchestrator.hops.render import Endpoint
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
 from orchestrator.server.outbox import Outbox
+from orchestrator.server.outcomes import outcome_of
 from orchestrator.server.services import Services
 from render_tier.protocol.errors import ApiError, PayloadTooLarge
+
+log = structlog.get_logger(__name__)
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -44,7 +48,15 @@ class CompletionEndpoint:
         except ClientLeft:
             return
         except ApiError as error:
-            services.metrics.requests.labels(self._endpoint, error.type).inc()
+            outcome = outcome_of(error.status)
+            services.metrics.requests.labels(self._endpoint, outcome).inc()
+            log.info(
+                "request",
+                client_id=client_id(headers),
+                endpoint=self._endpoint,
+                outcome=outcome,
+                error={"status": error.status, "message": error.message},
+            )
             await send_error(send, error, client_id(headers))
             return
         exchange = Exchange(services, request)

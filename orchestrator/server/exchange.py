@@ -34,6 +34,7 @@ from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
+from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.whole import WholeAnswer
@@ -83,7 +84,8 @@ class Exchange:
         self._completed_runs = 0
         self._continuous_usage = False
         self._include_usage = False
-        self._outcome: str | None = None
+        self._outcome: Outcome | None = None
+        self._error: ApiError | None = None
         self._whole_usage: Usage | None = None
         self._deadline = deadline(now, request.timeout, services.settings.timeouts.request)
         self._deadline_timer = self._loop.call_at(self._deadline.at, self._time_is_over)
@@ -294,7 +296,8 @@ class Exchange:
         """The first failure is the answer's end; the other runs are given up."""
         if self._outcome is not None:
             return
-        self._outcome = error.type
+        self._outcome = outcome_of(error.status)
+        self._error = error
         if error.retry_after is None and error.status in (429, 503):
             error.retry_after = self.services.admission.retry_after("requests")
         self.timing.mark("finished", perf_counter())
@@ -394,7 +397,7 @@ class Exchange:
     # ---- the record ----------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        outcome, timing = self._outcome or "abandoned", self.timing
+        outcome, timing, error = self._outcome or "abandoned", self.timing, self._error
         timing.mark("finished", perf_counter())
         metrics, usage = self.services.metrics, self._usage()
         metrics.requests.labels(self.endpoint, outcome).inc()
@@ -408,6 +411,7 @@ class Exchange:
             endpoint=self.endpoint,
             stream=self.streaming,
             outcome=outcome,
+            error=None if error is None else {"status": error.status, "message": error.message},
             runs=len(self.runs),
             members=[(role, made.winner.key, made.spilled) for role, made in self.decisions],
             usage=usage.as_json(),

@@ -59,6 +59,12 @@ def read_request(
         fields = _object_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _malformed(f"The body is not a JSON object: {error}") from error
+    if endpoint == "completions" and _truthy(_value(fields, "echo")):
+        raise BadRequest(
+            "echo is not supported: the engines behind this endpoint answer with the tokens they sample, not"
+            " with the prompt's",
+            param="echo",
+        )
     timeout = requested_timeout(headers.get("x-request-timeout"), _value(fields, "timeout"))
     model = _value(fields, "model")
     return ClientRequest(
@@ -99,6 +105,13 @@ def _priority(headers: Mapping[str, str], in_body: Any) -> int:
 
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
     return msgspec.json.decode(fields[name]) if name in fields else None
+
+
+def _truthy(value: Any) -> bool:
+    """As render reads a boolean; what is none is render's to refuse."""
+    if isinstance(value, str):
+        return value.lower() in ("1", "true", "t", "yes", "y", "on")
+    return isinstance(value, bool | int | float) and value == 1
 
 
 def _malformed(message: str) -> BadRequest:

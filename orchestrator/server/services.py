@@ -18,7 +18,7 @@ from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.selection import Affinity, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
-from orchestrator.hops.errors import Absent, HopError, HopName, NoMembers
+from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
@@ -159,15 +159,19 @@ class Services:
     def note_failure(self, pool: Pool, member: Member, error: HopError, leg: str = "") -> None:
         """Log a failed call, count it, and tell the member's breaker."""
         self.metrics.hop_errors.labels(error.hop, type(error).__name__).inc()
-        log.warning(
-            "hop failed",
-            hop=error.hop,
-            member=member.url,
-            leg=leg,
-            error=error.message,
-            status=error.status,
-            detail=error.detail,
-        )
+        told = {"hop": error.hop, "member": member.url, "leg": leg, "status": error.status}
+        if error.client_fault:
+            # What was refused is in the request's own line.
+            log.debug("hop refused", **told)
+        elif isinstance(error, Misconfigured):
+            log.error(
+                "configuration error: this member refuses what the orchestrator writes; check that its URL"
+                " is under the right role and that its version is supported",
+                **told,
+                detail=error.detail,
+            )
+        else:
+            log.warning("hop failed", **told, error=error.message, detail=error.detail)
         if error.member_fault:
             pool.failed(member)
         if isinstance(error, Absent) and member.alive:

@@ -7,9 +7,10 @@ from typing import Any
 
 import openai
 import pytest
+import structlog.testing
 
 from tests.orchestrator.conftest import Launch
-from tests.orchestrator.faults import GENERATE
+from tests.orchestrator.faults import GENERATE, Status
 
 GOOD: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 
@@ -108,6 +109,58 @@ async def test_unknown_paths_and_methods(launch: Launch) -> None:
         wrong = await stack.http.get("/v1/chat/completions")
         assert wrong.status_code == 405
         assert wrong.json()["error"]["code"] == 405
+
+
+async def test_one_model_is_found_by_its_name(launch: Launch) -> None:
+    async with launch() as stack:
+        assert (await stack.client.models.retrieve("scripted")).id == "scripted"
+        for name in ("nope", "org/nope"):
+            with pytest.raises(openai.NotFoundError) as raised:
+                await stack.client.models.retrieve(name)
+            assert raised.value.param == "model"
+
+
+@pytest.mark.parametrize("echo", [True, "true", 1])
+async def test_echo_is_refused_before_any_hop(launch: Launch, echo: Any) -> None:
+    async with launch() as stack:
+        body = {"model": "m", "prompt": "x", "echo": echo}
+        answer = await stack.http.post("/v1/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "echo"
+        assert not stack.render.requests
+        assert (await stack.http.post("/v1/completions", json=body | {"echo": False})).status_code == 200
+
+
+async def test_requests_are_counted_by_a_few_outcomes_whatever_type_their_errors_have(
+    launch: Launch,
+) -> None:
+    async with launch() as stack:
+        url, headers = "/v1/chat/completions", {"content-type": "application/json"}
+        await stack.http.post(url, content=b"{", headers=headers)
+        await stack.http.post(url, json=GOOD | {"messages": []})
+        stack.render.faults["/v1/chat/completions/render"] += [
+            Status(422, b'{"error":{"message":"m","type":"Odd","param":null,"code":422}}')
+        ]
+        await stack.http.post(url, json=GOOD)
+        stack.decode[0].healthy = False
+        await stack.services.check_health()
+        await stack.http.post(url, json=GOOD)
+        await stack.settled()
+        samples = [s for m in stack.services.metrics.requests.collect() for s in m.samples]
+        counts = {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
+        assert counts == {"client_error": 3.0, "unavailable": 1.0}
+
+
+async def test_a_refused_request_is_one_line_that_says_why(launch: Launch) -> None:
+    async with launch() as stack:
+        with structlog.testing.capture_logs() as lines:
+            await stack.http.post("/v1/chat/completions", json=GOOD | {"messages": []})
+            await stack.http.post("/v1/chat/completions", json=GOOD | {"timeout": -1})
+            await stack.settled()
+        shown = [line for line in lines if line["log_level"] != "debug"]
+        assert [(line["event"], line["log_level"]) for line in shown] == [("request", "info")] * 2
+        assert shown[0]["error"] == {"status": 400, "message": "messages is empty"}
+        assert shown[1]["error"]["status"] == 400
 
 
 async def test_models_without_a_render_tier_is_an_honest_error(launch: Launch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import structlog.testing
 
 from render_tier.protocol.errors import Unavailable
 from tests.orchestrator.conftest import Launch, Stack, until
@@ -158,6 +159,40 @@ async def test_a_4xx_is_passed_on_in_kind_and_not_repeated(launch: Launch, ask: 
         assert len(tier.requests[GENERATE]) == 1
         await stack.settled()
         assert stack.services.metrics.stranded.labels("decode_failed")._value.get() == (role == "decode")
+
+
+MISPLACED = (
+    b'{"error":{"message":"this is a decode engine","type":"BadRequestError","param":"kv_transfer_params",'
+    b'"code":400}}'
+)
+WORDED = (
+    b'{"error":{"message":"do_remote_decode: wrong role","type":"BadRequestError","param":null,"code":400}}'
+)
+
+
+@pytest.mark.parametrize("refusal", [MISPLACED, WORDED], ids=["param", "words"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_4xx_about_what_the_client_did_not_send_is_a_configuration_error(
+    launch: Launch, role: str, refusal: bytes
+) -> None:
+    async with launch() as stack:
+        tier_of(stack, GENERATE, role).faults[GENERATE] += [Status(400, refusal)] * 3
+        with structlog.testing.capture_logs() as lines, pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack)
+        assert raised.value.status_code == 502
+        assert "engine" not in str(raised.value)
+        errors = [line for line in lines if line["log_level"] == "error"]
+        assert errors
+        assert all(line["event"].startswith("configuration error") for line in errors)
+        await stack.settled()
+
+
+async def test_one_misplaced_prefill_engine_is_worked_around(launch: Launch) -> None:
+    async with launch(prefill=2) as stack:
+        stack.prefill[0].faults[GENERATE] += [Status(400, MISPLACED)] * 9
+        for _ in range(4):
+            assert await whole(stack) == text_of(5)
+        await stack.settled()
 
 
 async def test_overload_keeps_its_status(launch: Launch) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import structlog
 import typer
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from orchestrator import __version__
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
+from orchestrator.logs import configure_logging
 from orchestrator.server.app import create_app
 from orchestrator.server.serving import OrchestratorServer, uvicorn_config
-from orchestrator.settings import ConfigError, Server, Settings, merged, read_config
+from orchestrator.settings import ConfigError, Settings, merged, read_config
 
 app = typer.Typer(
     help="OpenAI endpoint over render, prefill, decode and derender.",
@@ -47,7 +46,7 @@ def serve(
         "members": {role: urls for role, urls in members.items() if urls},
     }
     settings = load_settings(config, options)
-    configure_logging(settings.server)
+    configure_logging(settings.server.log_level, settings.server.log_format)
     application = create_app(settings)
     config_for_uvicorn = uvicorn_config(application, settings.server)
     OrchestratorServer(config_for_uvicorn, application, settings.server.grace).run()
@@ -64,8 +63,12 @@ def load_settings(config: Path | None, options: dict[str, Any]) -> Settings:
     setting."""
     try:
         settings = Settings.model_validate(merged(read_config(config) if config else {}, options))
-    except (ConfigError, ValidationError) as error:
+    except ConfigError as error:
         typer.echo(f"pd-orchestrator: {error}", err=True)
+        raise typer.Exit(2) from error
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors())
+        typer.echo(f"pd-orchestrator: {'; '.join(faults)}", err=True)
         raise typer.Exit(2) from error
     for role in ("render", "decode"):
         if not getattr(settings.members, role):
@@ -74,23 +77,11 @@ def load_settings(config: Path | None, options: dict[str, Any]) -> Settings:
     return settings
 
 
-def configure_logging(server: Server) -> None:
-    """One line per event on standard output."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if server.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
-    )
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, server.log_level.upper())),
-        cache_logger_on_first_use=True,
-    )
+def _complaint(fault: ErrorDetails) -> str:
+    """One fault of a setting in a few words."""
+    if fault["type"] == "extra_forbidden":
+        return "there is no such setting"
+    return fault["msg"].removeprefix("Value error, ")
 
 
 # Their libraries (numpy, the demo's) are imported only when they run.

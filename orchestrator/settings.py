@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#]+(/[^?#]*)?$")]
+_BASE_URL = re.compile(r"https?://[^/?#]+(/[^?#]*)?")
+
+
+def _base_url(value: str) -> str:
+    if not _BASE_URL.fullmatch(value):
+        raise ValueError("must be an http or https URL without a query, like http://10.0.0.1:8000")
+    return value
+
+
+Url = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Selection = Literal["round_robin", "least_active", "power_of_two", "session_affinity"]

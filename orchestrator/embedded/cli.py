@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,19 @@ class EngineRole(StrEnum):
     prefill = "prefill"
     decode = "decode"
     both = "both"
+
+
+class LogLevel(StrEnum):
+    critical = "critical"
+    error = "error"
+    warning = "warning"
+    info = "info"
+    debug = "debug"
+
+
+class LogFormat(StrEnum):
+    json = "json"
+    console = "console"
 
 
 def engine(
@@ -49,17 +63,20 @@ def engine(
     shutdown_seconds: Annotated[
         int, typer.Option(min=0, help="How long running requests may finish after SIGTERM.")
     ] = 2,
-    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "info",
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe lines to log.")] = LogLevel.info,
+    log_format: Annotated[LogFormat, typer.Option(help="Form of log lines.")] = LogFormat.json,
 ) -> None:
     """Serve a tokens-only engine on the CPU: a real small model, or a script."""
-    import uvicorn
-
     from orchestrator.embedded.assembly import EngineOptions, build_surface
     from orchestrator.embedded.engine import EngineSettings
     from orchestrator.embedded.script_backend import ScriptError
+    from orchestrator.embedded.serving import EngineServer
     from orchestrator.embedded.transfer_server import TransferServerSettings
     from orchestrator.embedded.transfer_wire import WireLimits
     from orchestrator.embedded.weights import ModelError
+    from orchestrator.logs import configure_logging
+
+    configure_logging(log_level.value, log_format.value)
 
     options = EngineOptions(
         model=model,
@@ -88,11 +105,8 @@ def engine(
     except (ModelError, ScriptError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    uvicorn.run(
-        surface,
-        host=host,
-        port=port,
-        log_level=log_level,
-        access_log=False,
-        timeout_graceful_shutdown=shutdown_seconds,
-    )
+    server = EngineServer(surface, host=host, port=port, log_level=log_level.value, grace=shutdown_seconds)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        raise typer.Exit(3)

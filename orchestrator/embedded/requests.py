@@ -18,6 +18,8 @@ from render_tier.protocol.validation import decode_object, validate_as
 Role = Literal["prefill", "decode", "both"]
 
 MAX_LOGIT_BIAS: Final = 100.0
+MAX_REPETITION_PENALTY: Final = 1e6
+"""And its inverse is the least: float32 logits that are multiplied or divided by it stay finite."""
 """OpenAI's bound; larger values are clamped to it."""
 
 
@@ -206,6 +208,12 @@ def _sampling(body: SamplingBody, prompt_tokens: int, limits: EngineLimits) -> t
         (-2 <= presence <= 2, None, f"presence_penalty must be in [-2, 2], got {presence}."),
         (-2 <= frequency <= 2, None, f"frequency_penalty must be in [-2, 2], got {frequency}."),
         (repetition > 0, None, f"repetition_penalty must be greater than zero, got {repetition}."),
+        (
+            1 / MAX_REPETITION_PENALTY <= repetition <= MAX_REPETITION_PENALTY,
+            None,
+            f"repetition_penalty must be in [{1 / MAX_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}],"
+            f" got {repetition}.",
+        ),
         (temperature >= 0, "temperature", f"temperature must be non-negative, got {temperature}."),
         (temperature <= 2, "temperature", f"temperature must be in [0, 2], got {temperature}."),
         (0 < top_p <= 1, "top_p", f"top_p must be in (0, 1], got {top_p}."),

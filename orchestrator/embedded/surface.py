@@ -101,6 +101,12 @@ class EngineSurface:
         await self.transfer.stop()
         await asyncio.to_thread(self.engine.stop)
 
+    def abort_all(self) -> None:
+        """Every request under way ends as if it had been aborted."""
+        for sessions in self._sessions.values():
+            for session in sessions:
+                session.abort()
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         try:

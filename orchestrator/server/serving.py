@@ -28,6 +28,7 @@ def uvicorn_config(app: Starlette, server: Server) -> uvicorn.Config:
         http="httptools",
         ws="none",
         access_log=False,
+        log_config=None,
         log_level=server.log_level,
         timeout_graceful_shutdown=int(server.grace) + LAST_WORDS_SECONDS,
         timeout_keep_alive=int(server.keepalive),

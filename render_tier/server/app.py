@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
 from render_tier import __version__
+from render_tier.protocol.errors import ApiError, NotFound, Unavailable
 from render_tier.server import metrics as metrics_module
 from render_tier.server.endpoints import build_endpoints
 from render_tier.server.hot_routes import HotRoutes
@@ -125,6 +127,18 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
             "object": "list",
             "data": [_model_card(service, name) for name in service.assets.served_names],
         }
+
+    @api.get("/v1/models/{name:path}", summary="One served name")
+    async def model(name: str, response: Response) -> dict[str, Any]:
+        service = runtime.service
+        if service is None:
+            error: ApiError = Unavailable("The model is not loaded.")
+        elif name in service.assets.served_names:
+            return _model_card(service, name)
+        else:
+            error = NotFound(f"The model {name!r} does not exist.", param="model")
+        response.status_code = error.status
+        return {"error": msgspec.structs.asdict(error.body().error)}
 
     return api
 

@@ -131,6 +131,7 @@ def test_secrets_are_redacted_and_the_digest_depends_on_values() -> None:
         (["--render", "http://r"], "no decode members"),
         (["--render", "r", "--decode", "http://d"], "members.render"),
         (["--config", "/nope.toml"], "/nope.toml"),
+        (["--render", "r", "--decode", "d"], "members.decode.0: must be an http or https URL"),
         (["--render", "http://r", "--decode", "http://d", "--log-level", "loud"], "log_level"),
     ],
 )
@@ -138,6 +139,9 @@ def test_serve_says_what_is_wrong(arguments: list[str], complaint: str) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 2
     assert complaint in result.output
+    [line] = result.output.splitlines()
+    assert line.startswith("pd-orchestrator: ")
+    assert "pydantic" not in line
 
 
 def test_serving_needs_neither_numpy_nor_the_demo() -> None:

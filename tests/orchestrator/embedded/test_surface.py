@@ -56,6 +56,8 @@ def error(response: httpx.Response) -> tuple[int, str, str | None, str]:
         ({"top_p": 0}, "top_p must be in (0, 1], got 0.0."),
         ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2."),
         ({"min_p": 1.1}, "min_p must be in [0, 1], got 1.1."),
+        ({"repetition_penalty": 1e308}, "repetition_penalty must be in [1e-06, 1e+06], got 1e+308."),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be in [1e-06, 1e+06], got 1e-300."),
         ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0."),
         ({"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2], got -3.0."),
         ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0."),

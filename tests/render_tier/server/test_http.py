@@ -138,6 +138,17 @@ class TestUnknown:
             assert response.json()["error"]["param"] == "model"
 
 
+async def test_one_model_is_found_by_its_name(client: httpx.AsyncClient) -> None:
+    cards = (await client.get("/v1/models")).json()["data"]
+    for card in cards:
+        found = await client.get(f"/v1/models/{card['id']}")
+        assert (found.status_code, found.json()["id"]) == (200, card["id"])
+    for name in ("nope", "org/nope"):
+        missing = await client.get(f"/v1/models/{name}")
+        error = missing.json()["error"]
+        assert (missing.status_code, error["param"], error["code"]) == (404, "model", 404)
+
+
 class TestKeys:
     @pytest.mark.parametrize(
         "headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "Basic good"}]
@@ -216,6 +227,7 @@ class TestReadiness:
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
             assert (await client.get("/v1/models")).status_code == 503
+            assert (await client.get("/v1/models/x")).status_code == 503
             go_on.set()
             await until(lambda: bool(failures))
             assert (await client.get("/ready")).json() == {"status": "failed"}

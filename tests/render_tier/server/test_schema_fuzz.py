@@ -29,4 +29,4 @@ def test_generated_requests_make_no_server_error(smollm2_dir: Path, tmp_path: Pa
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:] + server.log()
-    assert "Tested: 14" in done.stdout
+    assert "Tested: 15" in done.stdout

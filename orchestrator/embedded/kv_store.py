@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
-Place = slice | npt.NDArray[np.intp]
-"""Where a sequence's blocks lie: one ascending run, or the block numbers."""
 
 
 @dataclass(frozen=True)
@@ -68,35 +66,9 @@ class KVStore:
         shape = (layout.layers, 2, layout.kv_heads, blocks, layout.block_size, layout.head_dim)
         self._data: FloatArray = reserve(layout.bytes_per_block // 4 * blocks).reshape(shape)
 
-    def locate(self, blocks: Sequence[int], tokens: int) -> Place:
-        """Where the first ``tokens`` positions of a sequence lie; the same for every layer."""
-        used = np.asarray(blocks[: -(-tokens // self.layout.block_size)], dtype=np.intp)
-        first = int(used[0])
-        if np.array_equal(used, np.arange(first, first + len(used))):
-            return slice(first, first + len(used))
-        return used
-
-    def read(self, layer: int, place: Place, tokens: int) -> tuple[FloatArray, FloatArray]:
-        """Keys and values of the first ``tokens`` positions, each ``(kv_heads, tokens, head_dim)``.
-
-        A view when the blocks are one run (the allocator prefers that), else a copy with the same numbers.
-        """
-        both = self._data[layer][:, :, place]
-        flat = both.reshape(2, self.layout.kv_heads, -1, self.layout.head_dim)
-        return flat[0, :, :tokens], flat[1, :, :tokens]
-
-    def write(self, layer: int, place: Place, start: int, keys: FloatArray, values: FloatArray) -> None:
-        """Store ``(kv_heads, tokens, head_dim)`` keys and values at positions ``start…`` of a place."""
-        layout, data = self.layout, self._data[layer]
-        if isinstance(place, slice):
-            flat = data[:, :, place].reshape(2, layout.kv_heads, -1, layout.head_dim)
-            end = start + keys.shape[1]
-            flat[0, :, start:end] = keys
-            flat[1, :, start:end] = values
-            return
-        block, slot = np.divmod(np.arange(start, start + keys.shape[1]), layout.block_size)
-        data[0][:, place[block], slot] = keys
-        data[1][:, place[block], slot] = values
+    def sequence(self, blocks: Sequence[int], tokens: int) -> SequenceKV:
+        """The KV of the first ``tokens`` positions of the sequence that has these blocks."""
+        return SequenceKV(self._data, blocks[: -(-tokens // self.layout.block_size)])
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy whole blocks."""
@@ -113,3 +85,37 @@ class KVStore:
                     for first, end in spans:
                         part = self._data[layer, kind, head, first:end].reshape(-1)
                         yield part.view(np.uint8).data
+
+
+class SequenceKV:
+    """Keys and values of one sequence by position. Where its blocks lie changes no number, only the time."""
+
+    def __init__(self, data: FloatArray, blocks: Sequence[int]) -> None:
+        layers, two, heads, _, self._block_size, dim = data.shape
+        used = np.asarray(blocks, dtype=np.intp)
+        first, end = int(used[0]), int(used[0]) + len(used)
+        run = np.array_equal(used, np.arange(first, end))
+        self._data, self._blocks, self._shape = data, used, (two, heads, -1, dim)
+        self._run = data[:, :, :, first:end].reshape(layers, two, heads, -1, dim) if run else None
+        """All positions as a view, which needs the blocks to be one run; the allocator prefers that."""
+
+    def read(self, layer: int, tokens: int) -> tuple[FloatArray, FloatArray]:
+        """Keys and values of the first ``tokens`` positions, each ``(kv_heads, tokens, head_dim)``: views if
+        possible, else copies."""
+        if self._run is not None:
+            both = self._run[layer]
+        else:
+            both = self._data[layer][:, :, self._blocks].reshape(self._shape)
+        return both[0, :, :tokens], both[1, :, :tokens]
+
+    def write(self, layer: int, start: int, keys: FloatArray, values: FloatArray) -> None:
+        """Store ``(kv_heads, tokens, head_dim)`` keys and values at positions ``start…``."""
+        end = start + keys.shape[1]
+        if self._run is not None:
+            both = self._run[layer]
+            both[0, :, start:end] = keys
+            both[1, :, start:end] = values
+            return
+        block, slot = np.divmod(np.arange(start, end), self._block_size)
+        self._data[layer, 0][:, self._blocks[block], slot] = keys
+        self._data[layer, 1][:, self._blocks[block], slot] = values

@@ -22,7 +22,7 @@ import numpy as np
 
 from orchestrator.embedded.backend import DecodeRow
 from orchestrator.embedded.elementwise import Rotary, rms_norm, swiglu
-from orchestrator.embedded.kv_store import KVLayout, KVStore, Place
+from orchestrator.embedded.kv_store import KVLayout, KVStore, SequenceKV
 from orchestrator.embedded.prefill import ChunkPass
 from orchestrator.embedded.projection import WIDTHS, Projection, joined, padded, rows_are_independent
 from orchestrator.embedded.weights import FloatArray, LayerWeights, ModelConfig, Weights
@@ -90,7 +90,7 @@ class Llama:
         x = np.zeros((padded(count) if self.rows_together else count, config.hidden_size), dtype=np.float32)
         x[:count] = self._weights.embedding[np.asarray([row.token for row in batch])]
         mixed = np.zeros((len(x), q_width), dtype=np.float32)
-        places = [self.store.locate(row.blocks, row.position + 1) for row in batch]
+        stored = [self.store.sequence(row.blocks, row.position + 1) for row in batch]
         turns = self._rotary.at(np.asarray([row.position for row in batch]))
         for index, layer in enumerate(self._weights.layers):
             projections = self._layers[index]
@@ -103,7 +103,7 @@ class Llama:
             queries, keys = turned[:, : config.heads] * self._scale, turned[:, config.heads :]
             pieces: list[Piece] = [
                 functools.partial(
-                    self._attend, index, row.position, places[i], queries[i], keys[i], values[i], mixed[i]
+                    self._attend, index, row.position, stored[i], queries[i], keys[i], values[i], mixed[i]
                 )
                 for i, row in enumerate(batch)
             ]
@@ -129,7 +129,7 @@ class Llama:
         self,
         layer: int,
         position: int,
-        place: Place,
+        stored: SequenceKV,
         queries: FloatArray,
         key: FloatArray,
         value: FloatArray,
@@ -138,12 +138,12 @@ class Llama:
         """Attention of one sequence: ``queries (heads, dim)`` at ``position`` over all KV up to it, which
         includes ``key`` and ``value (kv_heads, dim)``. Fills ``mixed (heads * dim)``."""
         config = self.config
-        self.store.write(layer, place, position, key[:, None], value[:, None])
-        keys, values = self.store.read(layer, place, position + 1)
+        stored.write(layer, position, key[:, None], value[:, None])
+        keys, values = stored.read(layer, position + 1)
         # Query heads that share a key head are the rows of one product.
         scores = np.matmul(queries.reshape(config.kv_heads, -1, config.head_dim), keys.transpose(0, 2, 1))
-        scores -= scores.max(axis=-1, keepdims=True)
+        scores -= np.maximum.reduce(scores, axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         out = np.matmul(scores, values)
-        out /= scores.sum(axis=-1, keepdims=True)
+        out /= np.add.reduce(scores, axis=-1, keepdims=True)
         mixed[:] = out.reshape(-1)

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.embedded.elementwise import Rotary, swiglu
-from orchestrator.embedded.kv_store import KVStore, Place
+from orchestrator.embedded.kv_store import KVStore, SequenceKV
 from orchestrator.embedded.weights import FloatArray, LayerWeights, ModelConfig, Weights
 from orchestrator.embedded.workers import Piece, Workers
 
@@ -126,7 +126,7 @@ class ChunkPass:
         self, tokens: Sequence[int], start: int, blocks: Sequence[int], *, hidden: bool
     ) -> FloatArray | None:
         """See ``Llama.prefill``."""
-        place = self._store.locate(blocks, start + len(tokens))
+        stored = self._store.sequence(blocks, start + len(tokens))
         ids = np.asarray(tokens)
         work: list[_Slice] = []
         cuts = slices(len(tokens))
@@ -137,20 +137,20 @@ class ChunkPass:
             x = np.ascontiguousarray(self._weights.embedding[ids[first:end]].T)
             work.append(_Slice(x, start + first, self._rotary, self._scratch[number], workers))
         last = len(self._weights.layers) - 1
-        self._workers.run([functools.partial(self._project, part, 0, place) for part in work])
+        self._workers.run([functools.partial(self._project, part, 0, stored) for part in work])
         for index in range(last):
-            self._workers.run([functools.partial(self._layer, part, index, place) for part in work])
+            self._workers.run([functools.partial(self._layer, part, index, stored) for part in work])
         if not hidden:
             return None
-        self._workers.run([functools.partial(self._attend_and_mix, part, last, place) for part in work])
+        self._workers.run([functools.partial(self._attend_and_mix, part, last, stored) for part in work])
         return np.concatenate([part.x.T for part in work])
 
-    def _layer(self, part: _Slice, index: int, place: Place) -> None:
+    def _layer(self, part: _Slice, index: int, stored: SequenceKV) -> None:
         """The rest of a layer, and the next one up to its keys and values."""
-        self._attend_and_mix(part, index, place)
-        self._project(part, index + 1, place)
+        self._attend_and_mix(part, index, stored)
+        self._project(part, index + 1, stored)
 
-    def _project(self, part: _Slice, index: int, place: Place) -> None:
+    def _project(self, part: _Slice, index: int, stored: SequenceKV) -> None:
         """Queries, and the keys and values of the layer into the store."""
         config, layer = self._config, self._weights.layers[index]
         normed = self._norm(part, layer.input_norm)
@@ -163,11 +163,11 @@ class ChunkPass:
         part.queries = self._rotary.turn_columns(queries, part.turns)
         part.queries *= self._scale
         keys = self._rotary.turn_columns(keys, part.turns)
-        self._store.write(index, place, part.start, keys.transpose(0, 2, 1), values.transpose(0, 2, 1))
+        stored.write(index, part.start, keys.transpose(0, 2, 1), values.transpose(0, 2, 1))
 
-    def _attend_and_mix(self, part: _Slice, index: int, place: Place) -> None:
+    def _attend_and_mix(self, part: _Slice, index: int, stored: SequenceKV) -> None:
         layer = self._weights.layers[index]
-        mixed, pieces = self._attention(part, index, place)
+        mixed, pieces = self._attention(part, index, stored)
         part.share(pieces)
         added, pieces = part.product("sum", layer.o, mixed)
         part.share(pieces)
@@ -193,21 +193,23 @@ class ChunkPass:
         up = np.matmul(layer.up[first:end], normed, out=inner[1, first:end])
         swiglu(gate, up, inner[2, first:end])
 
-    def _attention(self, part: _Slice, index: int, place: Place) -> tuple[FloatArray, list[Piece]]:
+    def _attention(self, part: _Slice, index: int, stored: SequenceKV) -> tuple[FloatArray, list[Piece]]:
         """``(heads * head_dim, tokens)``, once the pieces are computed."""
         config = self._config
-        keys, values = self._store.read(index, place, part.end)
+        keys, values = stored.read(index, part.end)
         queries = part.queries.reshape(config.heads, config.head_dim, part.count)
         mixed = part.scratch.take("mixed", *queries.shape)
         group = config.heads // config.kv_heads
+        step = 1 if part.alone else group  # more pieces to share out, or fewer calls
         pieces: list[Piece] = [
             functools.partial(
                 self._attend,
                 part,
                 f"scores-{head if part.alone else 0}",
-                *(keys[head // group], values[head // group], queries[head], mixed[head]),
+                *(keys[head // group], values[head // group]),
+                *(queries[head : head + step], mixed[head : head + step]),
             )
-            for head in range(config.heads)
+            for head in range(0, config.heads, step)
         ]
         return mixed.reshape(-1, part.count), pieces
 
@@ -220,26 +222,26 @@ class ChunkPass:
         queries: FloatArray,
         mixed: FloatArray,
     ) -> None:
-        """Attention of one head, few queries at a time: ``queries`` and ``mixed`` ``(head_dim, tokens)``,
-        ``keys`` and ``values`` ``(known tokens, head_dim)``."""
+        """Attention of query heads of one key head, few queries at a time: ``queries`` and ``mixed``
+        ``(heads, head_dim, tokens)``, ``keys`` and ``values`` ``(known tokens, head_dim)``."""
         for first, end in cut(part.count, -(-part.count // ATTENTION_COLUMNS)):
             known = part.start + end
-            scores = part.scratch.take(scratch, known, end - first)
-            np.matmul(keys[:known], queries[:, first:end], out=scores)
+            scores = part.scratch.take(scratch, len(queries), known, end - first)
+            np.matmul(keys[:known], queries[:, :, first:end], out=scores)
             self._exponentiate(scores)
-            out = mixed[:, first:end]
+            out = mixed[:, :, first:end]
             np.matmul(values[:known].T, scores, out=out)
             out /= np.matmul(self._ones[:, :known], scores)
 
     def _exponentiate(self, scores: FloatArray) -> None:
-        """Weights ``exp(score)`` up to a factor for each column, in place; ``(keys, queries)``, the last key
-        being that of the last query."""
-        count = scores.shape[1]
-        recent = scores[-count:]
+        """Weights ``exp(score)`` up to a factor for each column, in place; ``(heads, keys, queries)``, the
+        last key being that of the last query."""
+        count = scores.shape[2]
+        recent = scores[:, -count:]
         recent += self._future[:count, :count]
-        own = recent.diagonal()  # no query's largest score is less than that of its own key
+        own = recent.diagonal(axis1=1, axis2=2)  # no query's largest score is less than that of its own key
         if not (scores.max() <= SAFE_SCORE and own.min() >= -SAFE_SCORE):
-            scores -= scores.max(axis=0)
+            scores -= scores.max(axis=1, keepdims=True)
         np.exp(scores, out=scores)
 
     def _norm(self, part: _Slice, weight: FloatArray) -> FloatArray:

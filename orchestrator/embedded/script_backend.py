@@ -132,7 +132,7 @@ class ScriptBackend:
         self, prompt: Sequence[int], start: int, end: int, blocks: Sequence[int], logprobs: int | None
     ) -> PromptLogprobs:
         digests = self._digests(prompt, start, end)
-        self.store.write(0, self.store.locate(blocks, end), start, digests, digests)
+        self.store.sequence(blocks, end).write(0, start, digests, digests)
         if logprobs is None:
             return []
         return [(RankedToken(token, 0.0, 1),) for token in prompt[start + 1 : end + 1]]
@@ -148,7 +148,7 @@ class ScriptBackend:
         count = len(prompt) - 1
         if not count:
             return True
-        keys, values = self.store.read(0, self.store.locate(blocks, count), count)
+        keys, values = self.store.sequence(blocks, count).read(0, count)
         expected = self._digests(prompt, 0, count)
         return keys.tobytes() == expected.tobytes() and values.tobytes() == expected.tobytes()
 

@@ -135,8 +135,8 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
     blocks = tuple(order)
     for layer in range(2):
         scaled = keys * (layer + 1)
-        store.write(layer, store.locate(blocks, total), 0, scaled[:, :cut], -scaled[:, :cut])
-        store.write(layer, store.locate(blocks, total), cut, scaled[:, cut:], -scaled[:, cut:])
+        store.sequence(blocks, total).write(layer, 0, scaled[:, :cut], -scaled[:, :cut])
+        store.sequence(blocks, total).write(layer, cut, scaled[:, cut:], -scaled[:, cut:])
     used = blocks[: -(-total // 3)]
     other = KVStore(store.layout, 9)
     target = tuple(sorted(used))
@@ -149,7 +149,7 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
     assert not stream
     for layer in range(2):
         for holder, at in ((store, blocks), (other, target)):
-            got_keys, got_values = holder.read(layer, holder.locate(at, total), total)
+            got_keys, got_values = holder.sequence(at, total).read(layer, total)
             assert np.array_equal(got_keys, keys * (layer + 1))
             assert np.array_equal(got_values, -keys * (layer + 1))
 

@@ -6,7 +6,7 @@ of this project. `runner.py` beside it is the client.
 Request (one object a line)::
 
     {"id": any, "case": CASE, "batch": bool = true, "streams": [CHUNKING, ...],
-     "timing": {"chunk": int, "repeat": int}}
+     "timing": {"chunk": int, "repeat": int, "detokenize": bool = false}}
     {"id": any, "case": CASE, "encode": [text, ...]}         # token IDs only
 
 CASE has the fields of the conformance corpus: `format` {tool_parser, reasoning_parser}, `tokenizer` or
@@ -35,6 +35,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,21 @@ def fast_pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     """As `pieces`, by the library's decode stream: for timings, where exact texts do not matter."""
     if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):
         return pieces(tokenizer, [], ids)
+    return list(map(decode_step(tokenizer), ids))
+
+
+def decode_step(tokenizer: Any) -> Callable[[int], str]:
+    """A new decode stream: the text that the next token adds."""
     from tokenizers.decoders import DecodeStream
 
+    if getattr(tokenizer, "IS_MISTRAL_TOKENIZER", False):
+        from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
+
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        keep, inner = SpecialTokenPolicy.KEEP, tokenizer.tokenizer
+        return lambda token: decoder.decode(inner.id_to_byte_piece(token, keep))
     stream = DecodeStream(skip_special_tokens=False)
-    return [stream.step(tokenizer._tokenizer, i) or "" for i in ids]
+    return lambda token: stream.step(tokenizer._tokenizer, token) or ""
 
 
 def request_of(case: dict[str, Any]) -> Any:
@@ -304,8 +316,9 @@ def stream(case: dict[str, Any], tokenizer: Any, chunking: int | list[int]) -> d
     }
 
 
-def timing(case: dict[str, Any], tokenizer: Any, chunk: int, repeat: int) -> dict[str, Any]:
-    """CPU microseconds a token of `parse_delta` alone on a live parser, for every repeat."""
+def timing(case: dict[str, Any], tokenizer: Any, chunk: int, repeat: int, detokenize: bool) -> dict[str, Any]:
+    """CPU microseconds a token of `parse_delta` on a live parser, for every repeat. With ``detokenize`` the
+    decode stream of vLLM's coupled server is counted too, otherwise the texts are there before."""
     prompt = encode(tokenizer, case.get("prompt_tail") or "")
     ids = encode(tokenizer, case["output_text"])
     texts = fast_pieces(tokenizer, ids)
@@ -317,7 +330,10 @@ def timing(case: dict[str, Any], tokenizer: Any, chunk: int, repeat: int) -> dic
         request = request_of(case)
         parser = parser_of(case, tokenizer, request)
         start = time.process_time()
+        step = decode_step(tokenizer) if detokenize else None
         for i, (text, piece) in enumerate(deltas):
+            if step is not None:
+                text = "".join([step(token) for token in piece])
             parser.parse_delta(text, list(piece), request, prompt_token_ids=prompt, finished=i == last)
         results.append((time.process_time() - start) * 1e6 / max(1, len(ids)))
     return {"us_per_token": results, "tokens": len(ids)}
@@ -343,7 +359,9 @@ def answer(message: dict[str, Any], tokenizers: Tokenizers) -> dict[str, Any]:
         reply["streams"] = [guarded(stream, case, tokenizer, c) for c in message["streams"]]
     if message.get("timing"):
         t = message["timing"]
-        reply["timing"] = guarded(timing, case, tokenizer, t["chunk"], t["repeat"])
+        reply["timing"] = guarded(
+            timing, case, tokenizer, t["chunk"], t["repeat"], t.get("detokenize", False)
+        )
     return reply
 
 

@@ -1,0 +1,27 @@
+"""The list of field reports in docs/testing.md: every test it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|$", re.M)
+NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
+ROWS = {
+    *(20, 22, 24, 25, 26, 27, 29, 30, 31, 32, 33, 34, 36, 37, 39, 40, 41, 43, 44),
+    *(45, 46, 47, 49, 50, 52, 53, 54, 56, 58, 59, 60, 61),
+}
+"""Detokenization, stop strings, reasoning and tool parsers."""
+
+
+def test_every_report_has_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = ROW.findall(page.partition("## Field reports")[2].partition("\n## ")[0])
+    assert {int(number) for number, _, _ in rows} == ROWS
+    for number, _, tests in rows:
+        named = NAMED.findall(tests)
+        assert named, f"row {number} names no test"
+        for file, name in named:
+            source = (ROOT / "tests" / "render_tier" / file).read_text(encoding="utf-8")
+            assert re.search(rf"def {name}\(", source), f"row {number}: {file} has no {name}"

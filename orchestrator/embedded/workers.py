@@ -65,7 +65,7 @@ class Workers:
 
     def run(self, pieces: list[Piece]) -> None:
         """Compute all pieces, in any order. Raises what a piece raised, after the others have ended."""
-        if self.threads == 1 or len(pieces) == 1:
+        if self.threads == 1 or len(pieces) <= 1:
             for piece in pieces:
                 piece()
             return

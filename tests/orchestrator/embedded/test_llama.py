@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,15 @@ def model(tiny_model: Path) -> Llama:
     config = load_config(tiny_model)
     store = KVStore(Llama.layout(config, 16), BLOCKS)
     return Llama(config, load_weights(tiny_model, config), store, 512, Workers(2))
+
+
+def rebuilt(model: Llama, *, threads: int = 2, together: bool = True) -> Llama:
+    """The same model with KV memory of its own."""
+    store = KVStore(model.store.layout, BLOCKS)
+    other = Llama(model.config, model._weights, store, 512, Workers(threads))
+    assert other.rows_together
+    other.rows_together = together
+    return other
 
 
 def reference_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -> Double:
@@ -107,9 +117,36 @@ def test_where_the_blocks_lie_changes_no_bit(model: Llama, length: int) -> None:
     assert np.array_equal(run(model, tokens, scattered, chunk=64), together)
 
 
-def test_a_batch_changes_no_bit_of_a_row(model: Llama) -> None:
-    prompts = [prompt(length, seed=length) for length in (1, 5, 33, 20, 90, 8)]
-    width = 6
+@pytest.mark.parametrize("length", [2, 40, 130, 300, 513])
+def test_the_number_of_threads_changes_no_bit(model: Llama, length: int) -> None:
+    tokens = prompt(min(length, 512), seed=length)
+    blocks = tuple(range(BLOCKS))
+    expected = run(rebuilt(model, threads=1), tokens, blocks, chunk=512)
+    for threads in (2, 5):
+        assert np.array_equal(run(rebuilt(model, threads=threads), tokens, blocks, chunk=512), expected)
+
+
+def test_scores_too_large_for_exp_are_handled(model: Llama) -> None:
+    """Queries of a hundred times the size: the softmax is one-hot and must neither overflow nor vanish."""
+    layers = tuple(dataclasses.replace(layer, q=layer.q * 100) for layer in model._weights.layers)
+    sharp = dataclasses.replace(model._weights, layers=layers)
+    llama = Llama(model.config, sharp, KVStore(model.store.layout, BLOCKS), 512, Workers(2))
+    tokens = prompt(300, seed=2)
+    with np.errstate(all="raise", under="ignore"):
+        hidden = llama.prefill(tokens, 0, tuple(range(BLOCKS)), hidden=True)
+    assert hidden is not None
+    expected = reference_logits(model.config, sharp, tokens)
+    # Rounding of scores in the thousands decides near ties, so only most positions are as defined.
+    close = np.abs(llama.logits(hidden) - expected).max(axis=1) < 0.05
+    assert close.mean() > 0.9
+    assert np.isfinite(hidden).all()
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["rows together", "rows apart"])
+def test_a_batch_changes_no_bit_of_a_row(model: Llama, together: bool) -> None:
+    model = rebuilt(model, together=together)
+    prompts = [prompt(length, seed=length) for length in (1, 5, 33, 20, 50, 8, 2, 17, 64, 3)]
+    width = 4
     alone, rows = [], []
     for index, tokens in enumerate(prompts):
         blocks = tuple(range(index * width, (index + 1) * width))

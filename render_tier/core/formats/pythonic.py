@@ -11,7 +11,7 @@ from render_tier.core.python_calls import PythonCallsFormat
 from render_tier.core.table import CONTENT, Region, State, ToolFormat
 
 _LIST = ChoiceFormat(starts="[", body=PythonCallsFormat())
-_END = {"<|python_end|>": CONTENT}
+_END = {"<|python_end|>": "end"}
 
 PYTHONIC = ToolFormat(
     name="pythonic",
@@ -32,7 +32,7 @@ LLAMA4_PYTHONIC = ToolFormat(
             body=_LIST, on={"<|python_start|>": "list"}, done="end", failed=CONTENT, gives_back=False
         ),
         "list": State(body=_LIST, on=_END, done="end", failed=CONTENT),
-        "end": State(text=Region.CONTENT, on={"<|python_end|>": "end"}),
+        "end": State(text=Region.CONTENT, on=_END),
         CONTENT: State(text=Region.CONTENT),
     },
     initial="answer",

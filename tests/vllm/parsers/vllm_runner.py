@@ -106,6 +106,10 @@ class Tokenizers:
             directory = self.work / "tekken_240911"
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "tekken.json").write_bytes(data.read_bytes())
+        # Every parser has a pattern for each of 1,000 special tokens: more than the library keeps compiled.
+        import regex._main
+
+        regex._main._MAXCACHE = 1 << 14
         return MistralTokenizer.from_pretrained(str(directory))
 
     @staticmethod

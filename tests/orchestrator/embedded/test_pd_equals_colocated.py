@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from orchestrator.embedded import model_backend
+from orchestrator.embedded.assembly import EngineOptions, build_surface
 from orchestrator.embedded.engine import EngineSettings
 from tests.orchestrator.embedded.engines import Client, prompt, serving
 
@@ -119,6 +122,52 @@ def test_other_chunk_boundaries_are_another_engine(
     release(prefill)
 
 
+def test_other_arithmetic_is_another_engine(
+    tiny_model: Path, trio: tuple[Client, Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another BLAS, or another kernel of the same one, sums in another order."""
+    _, prefill, _ = trio
+    monkeypatch.setattr(model_backend, "describe_arithmetic", lambda blas: "another BLAS")
+    with serving(tiny_model) as other:
+        tokens = prompt(20)
+        response = other.post(tokens, kv_transfer_params=prefill.prefill(tokens))
+        assert response.status_code == 409
+        assert "(compatibility)" in response.json()["error"]["message"]
+        other.idle()
+    release(prefill)
+
+
+def test_the_number_of_threads_makes_no_other_engine(
+    tiny_model: Path, trio: tuple[Client, Client, Client]
+) -> None:
+    colocated, prefill, _ = trio
+    tokens = prompt(300, seed=3)
+    with serving(tiny_model, threads=3) as other:
+        got = other.generate(tokens, sampling={"logprobs": 2}, kv_transfer_params=prefill.prefill(tokens))
+        other.idle()
+    assert got["choices"] == colocated.generate(tokens, sampling={"logprobs": 2})["choices"]
+
+
+async def test_the_backend_is_warm_before_the_engine_takes_requests(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface = await asyncio.to_thread(build_surface, EngineOptions(model=tiny_model))
+    backend, alive = surface.engine.backend, []
+    warm_up = backend.warm_up
+
+    def observed() -> None:
+        warm_up()
+        alive.append(surface.engine.alive)
+
+    monkeypatch.setattr(backend, "warm_up", observed)
+    await surface.start()
+    try:
+        assert alive == [False]
+        assert surface.engine.alive
+    finally:
+        await surface.stop()
+
+
 def release(prefill: Client) -> None:
     """End the leases that a test leaves on purpose, as their deadline would."""
     engine = prefill.running.engine
@@ -126,25 +175,32 @@ def release(prefill: Client) -> None:
         engine._scheduler.expire_leases(float("inf"))
 
 
-@pytest.mark.model
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("length", [30, 2048])
-def test_real_weights(smollm2_dir: Path, length: int) -> None:
-    text = (Path(__file__).parents[3] / "LICENSE").read_text()
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids[:length]
-    assert len(tokens) == length
+@pytest.fixture(scope="module")
+def real_pair(smollm2_dir: Path) -> Iterator[tuple[Client, Client]]:
+    """Prefill and decode engines of the real model."""
     with (
         serving(smollm2_dir, role="prefill") as prefill,
         serving(smollm2_dir, role="decode") as decode,
     ):
         for engine in (prefill, decode):
             engine.http.timeout = httpx.Timeout(240)
-        sampling = {"max_tokens": 6}
-        expected = prefill.tokens(tokens, sampling=sampling)
-        got = decode.tokens(tokens, sampling=sampling, kv_transfer_params=prefill.prefill(tokens))
-        assert got == expected
+        yield prefill, decode
         prefill.idle()
         decode.idle()
+
+
+@pytest.mark.model
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("length", [30, 2048])
+def test_real_weights(smollm2_dir: Path, real_pair: tuple[Client, Client], length: int) -> None:
+    text = (Path(__file__).parents[3] / "LICENSE").read_text()
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids[:length]
+    assert len(tokens) == length
+    prefill, decode = real_pair
+    sampling = {"max_tokens": 6}
+    expected = prefill.tokens(tokens, sampling=sampling)
+    got = decode.tokens(tokens, sampling=sampling, kv_transfer_params=prefill.prefill(tokens))
+    assert got == expected

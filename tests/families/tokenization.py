@@ -39,11 +39,21 @@ def load(base: str, added: tuple[str, ...]) -> CorpusTokenizer:
         tekken = Tekken(MODELS / "tekken_240911" / "tekken.json", "v13" if base == "tekken_v13" else "v3")
         return CorpusTokenizer(tekken.encode, tekken.vocabulary)
     tokenizer = Tokenizer.from_file(str(MODELS / base / "tokenizer.json"))
-    known = tokenizer.get_vocab()
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in added if t not in known])
+    new = [text for text in added if tokenizer.token_to_id(text) is None]
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in new])
+    data = _base(base)
+    entries = [{"id": tokenizer.token_to_id(text), "content": text, "special": False} for text in new]
+    vocabulary = build_vocabulary({**data, "added_tokens": [*data["added_tokens"], *entries]})
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    return CorpusTokenizer(encode, build_vocabulary(json.loads(tokenizer.to_str())))
+    return CorpusTokenizer(encode, vocabulary)
+
+
+@cache
+def _base(name: str) -> dict[str, Any]:
+    """A tokenizer's JSON: parsed once, as dozens of stand-ins are made of a few."""
+    data: dict[str, Any] = json.loads((MODELS / name / "tokenizer.json").read_text(encoding="utf-8"))
+    return data

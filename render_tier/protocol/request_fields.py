@@ -269,11 +269,11 @@ def apply_mm_alias(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def check_stop_count(data: dict[str, Any], limit: int) -> None:
-    stop = data.get("stop")
+def check_stop_count(data: dict[str, Any], limit: int, field: str = "stop") -> None:
+    stop = data.get(field)
     if isinstance(stop, list) and len(stop) > limit:
         message = f"List should have at most {limit} items after validation, not {len(stop)}"
-        raise misshapen([{"type": "too_long", "loc": ("stop",), "msg": message, "input": stop}])
+        raise misshapen([{"type": "too_long", "loc": (field,), "msg": message, "input": stop}])
 
 
 def structural_tag_json(response_format: ResponseFormat) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
 from render_tier.model.engines import EngineSlot, ReferenceEngine
+from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
+from render_tier.protocol.anthropic_as_chat import as_chat
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.completions import CompletionRequest, Prompt
 from render_tier.protocol.errors import BadRequest, NotFound
@@ -32,9 +34,12 @@ from render_tier.rendering.constraints import requested_constraint, with_tool_ch
 from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
+from render_tier.rendering.rendered import Rendered
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
+from render_tier.rendering.system_order import refuses_inline_system
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
+from render_tier.rendering.token_ids import PromptIds
 
 NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat "
@@ -102,8 +107,13 @@ class Renderer:
         own_templates = new_cache(capacity=len(own))
         self._own_templates = {source: own_templates.get(source) for source in own}
         self._request_templates = new_cache(capacity=settings.request_templates)
+        self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
+        """As `render_chat`. Raises ApiError."""
+        return self.render_chat(request, request_id=request_id).generate_request()
+
+    def render_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> Rendered:
         """``request_id`` (the ``X-Request-Id`` header) wins over the body's. Raises ApiError."""
         self._check_model(request.model)
         _refuse_beam_search(request)
@@ -128,19 +138,34 @@ class Renderer:
         )
         params = self._sampling.build(
             request,
-            max_tokens=self._sampling.max_tokens(asked, len(prompt.token_ids)),
+            max_tokens=self._sampling.max_tokens(asked, len(prompt.ids)),
             skip_special_tokens=request.skip_special_tokens and not self._keeps_special_tokens(request),
             constraint=constraint,
         )
         generate = self._generate_request(
             request, f"chatcmpl-{self._id(request, request_id)}", prompt, params
         )
-        generate.reasoning_ended = self._reasoning_ended(request, kwargs, prompt.token_ids)
+        generate.reasoning_ended = self._reasoning_ended(request, kwargs, prompt.ids)
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
         if warnings:
             generate.warnings = warnings
-        return generate
+        return Rendered(generate, prompt.ids)
+
+    def messages(self, request: MessagesRequest, *, request_id: str | None = None) -> GenerateRequest:
+        """Raises ApiError."""
+        return self.chat(
+            as_chat(request, merge_inline_system=self._merges_inline_system), request_id=request_id
+        )
+
+    def count_tokens(self, request: CountTokensRequest) -> int:
+        """Of the prompt that the request renders to. Raises ApiError."""
+        chat = as_chat(request, merge_inline_system=self._merges_inline_system)
+        self._check_model(chat.model)
+        self._check_tool_choice(chat)
+        self._check_trust(chat)
+        templated = self._templated(chat, self._template_kwargs(chat))
+        return len(self._encoder.text(templated.text, _encode_options(chat, reserve_output=False)).token_ids)
 
     def completions(
         self, request: CompletionRequest, *, request_id: str | None = None
@@ -161,12 +186,13 @@ class Renderer:
                 request,
                 max_tokens=1
                 if echo_only
-                else self._sampling.max_tokens(request.max_tokens, len(encoded.token_ids)),
+                else self._sampling.max_tokens(request.max_tokens, len(encoded.ids)),
                 skip_special_tokens=request.skip_special_tokens,
                 constraint=constraint,
             )
             name = base if len(request.prompts) == 1 else f"{base}-{index}"
-            generated.append(self._generate_request(request, name, encoded, params))
+            rendered = Rendered(self._generate_request(request, name, encoded, params), encoded.ids)
+            generated.append(rendered.generate_request())
         return generated
 
     def tokenize(self, request: TokenizeTextRequest | TokenizeChatRequest) -> TokenizeResponse:
@@ -302,7 +328,7 @@ class Renderer:
             )
         self._encoder.check_ids(ids, param)
         self._encoder.check_fits(len(ids))
-        return EncodedPrompt(ids)
+        return EncodedPrompt(PromptIds.of(ids))
 
     def _encoded(self, prompt: Prompt, request: CompletionRequest) -> EncodedPrompt:
         options = _encode_options(
@@ -320,7 +346,7 @@ class Renderer:
         return self._tools is not None and self._tools.keeps_special_tokens and uses_tools
 
     def _reasoning_ended(
-        self, request: ChatCompletionRequest, kwargs: Mapping[str, Any], prompt_ids: list[int]
+        self, request: ChatCompletionRequest, kwargs: Mapping[str, Any], prompt_ids: PromptIds
     ) -> bool | None:
         if not request.include_reasoning:
             return True
@@ -341,7 +367,7 @@ class Renderer:
         options = request.stream_options if request.stream else None
         return GenerateRequest(
             request_id=request_id,
-            token_ids=prompt.token_ids,
+            token_ids=[],
             token_offsets=prompt.offsets,
             sampling_params=params,
             model=request.model,

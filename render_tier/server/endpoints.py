@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
@@ -39,9 +40,9 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
 
     def render_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
-        generate = service.renderer.chat(request, request_id=request_id)
-        _count_prompt(metrics, len(generate.token_ids))
-        return _rendered(service, msgspec.json.encode(generate))
+        rendered = service.renderer.render_chat(request, request_id=request_id)
+        _count_prompt(metrics, len(rendered.ids))
+        return _rendered(service, rendered.encode())
 
     def render_completions(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = CompletionRequest.parse(
@@ -51,6 +52,17 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         for one in generate:
             _count_prompt(metrics, len(one.token_ids))
         return _rendered(service, msgspec.json.encode(generate))
+
+    def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply:
+        request = MessagesRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        generate = service.renderer.messages(request, request_id=request_id)
+        _count_prompt(metrics, len(generate.token_ids))
+        return _rendered(service, msgspec.json.encode(generate))
+
+    def count_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        count = service.renderer.count_tokens(CountTokensRequest.parse_count(decode_object(body)))
+        answer = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+        return Reply(200, msgspec.json.encode(answer))
 
     def derender_chat(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.chat(body))
@@ -71,6 +83,8 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint(
             "/v1/completions/render", "render", render_completions, "Completions request to GenerateRequests"
         ),
+        Endpoint("/v1/messages/render", "render", render_messages, "Messages request to GenerateRequest"),
+        Endpoint("/v1/messages/count_tokens", "render", count_messages, "Length of a Messages prompt"),
         Endpoint(
             "/v1/chat/completions/derender", "derender", derender_chat, "Token IDs to a chat answer or chunk"
         ),

@@ -1,8 +1,9 @@
-"""Record the answers of `vllm launch render` to the requests of `tests.support.render_corpus`.
+"""Record the answers of `vllm launch render` to the requests of `tests.support.render_corpus` and
+`tests.support.messages_corpus`.
 
-    VLLM_ENV=... python -m tests.vllm.record_render [NAME ...]
+    VLLM_ENV=... python -m tests.vllm.record_render [CORPUS] [NAME ...]
 
-Writes `tests/conformance/data/render/NAME.jsonl`: one line per request, with what `comparable` leaves of the
+Writes `tests/conformance/data/CORPUS/NAME.jsonl`: one line per request, with what `comparable` leaves of the
 answer.
 """
 
@@ -19,11 +20,13 @@ from typing import Any
 
 import httpx
 
-from tests.support import vllm
+from tests.support import messages_corpus, render_corpus, vllm
 from tests.support.processes import ServerProcess
-from tests.support.render_corpus import DATA, SERVERS, comparable, corpus, lay_out, request_digest
+from tests.support.render_corpus import SERVERS, comparable, lay_out, request_digest
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
+CORPORA = {"render": render_corpus.corpus, "messages": messages_corpus.corpus}
+DATA = render_corpus.DATA.parent
 
 
 @contextmanager
@@ -43,28 +46,31 @@ def server(name: str, scratch: Path) -> Iterator[ServerProcess]:
         process.stop()
 
 
-def answers(name: str, url: str) -> Iterator[dict[str, Any]]:
+def answers(corpus: str, name: str, url: str) -> Iterator[dict[str, Any]]:
     """What the server at `url` answers to each request of the corpus."""
     # vLLM closes idle connections after five seconds, so none is used twice.
     limits = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
-        for title, (path, body) in corpus(name).items():
+        for title, (path, body) in CORPORA[corpus](name).items():
             response = client.post(path, json=body)
             answer = comparable(response.status_code, response.json())
             yield {"name": title, "request": request_digest(path, body), "answer": answer}
 
 
 def main() -> None:
-    DATA.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or SERVERS:
-        lines: list[str] = []
+    names = sys.argv[1:]
+    chosen = [names.pop(0)] if names and names[0] in CORPORA else list(CORPORA)
+    for name in names or SERVERS:
         with tempfile.TemporaryDirectory() as scratch, server(name, Path(scratch)) as process:
-            try:
-                lines += [json.dumps(line, ensure_ascii=False) for line in answers(name, process.url)]
-            except httpx.TransportError as error:
-                raise SystemExit(f"{name}: {error}\n{process.log()}") from error
-        (DATA / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
-        print(name, len(lines), flush=True)
+            for corpus in chosen:
+                try:
+                    given = list(answers(corpus, name, process.url))
+                except httpx.TransportError as error:
+                    raise SystemExit(f"{name}: {error}\n{process.log()}") from error
+                lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in given]
+                (DATA / corpus).mkdir(parents=True, exist_ok=True)
+                (DATA / corpus / f"{name}.jsonl").write_text("".join(lines))
+                print(corpus, name, len(lines), flush=True)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def as_chat(request: CountTokensRequest, *, merge_inline_system: bool = False) -
         if request.stream:
             fields["stream"] = True
             fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    check_cache_salt(fields)
     try:
-        check_cache_salt(fields)
         fields["messages"] = check_messages(fields["messages"])
         return ChatCompletionRequest.model_validate(fields)
     except (ApiError, ValidationError) as error:
@@ -207,6 +207,13 @@ def _tool_fields(request: CountTokensRequest) -> Json:
         fields["tool_choice"] = TOOL_CHOICES.get(choice.type, named)
     tools = _tools_at_the_end(request.tools, request.messages)
     if tools is not None:
+        if (
+            tools
+            and choice is not None
+            and choice.type == "tool"
+            and choice.name not in {t.name for t in tools}
+        ):
+            raise BadRequest(f"tool_choice names {choice.name!r}, which is not one of the tools")
         fields["tools"] = [_chat_tool(tool) for tool in tools]
         if choice is None:
             fields["tool_choice"] = "auto"

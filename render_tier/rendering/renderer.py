@@ -152,7 +152,7 @@ class Renderer:
             generate.warnings = warnings
         return Rendered(generate, prompt.ids)
 
-    def messages(self, request: MessagesRequest, *, request_id: str | None = None) -> GenerateRequest:
+    def render_messages(self, request: MessagesRequest, *, request_id: str | None = None) -> Rendered:
         """Raises ApiError."""
         return self.chat(
             as_chat(request, merge_inline_system=self._merges_inline_system), request_id=request_id
@@ -165,7 +165,7 @@ class Renderer:
         self._check_tool_choice(chat)
         self._check_trust(chat)
         templated = self._templated(chat, self._template_kwargs(chat))
-        return len(self._encoder.text(templated.text, _encode_options(chat, reserve_output=False)).token_ids)
+        return len(self._encoder.text(templated.text, _encode_options(chat, reserve_output=False)).ids)
 
     def completions(
         self, request: CompletionRequest, *, request_id: str | None = None

@@ -540,12 +540,12 @@ def known(server: str, name: str, ours: Any, theirs: Any) -> bool:
         return True
     if name == OPEN_THINK_SWITCHED_OFF:
         return {**ours, "reasoning_ended": True} == theirs
-    return name.startswith("choice") and _without_schemas(ours) == _without_schemas(theirs)
+    return name.startswith("choice") and without_schemas(ours) == without_schemas(theirs)
 
 
-def _without_schemas(answer: Any) -> Any:
+def without_schemas(answer: Any) -> Any:
     """A demanded call is held to its argument schema here; vLLM 0.32 asks for any JSON unless the tool is
     strict."""
     if isinstance(answer, dict):
-        return {k: None if k == "json_schema" else _without_schemas(v) for k, v in answer.items()}
-    return [_without_schemas(each) for each in answer] if isinstance(answer, list) else answer
+        return {k: None if k == "json_schema" else without_schemas(v) for k, v in answer.items()}
+    return [without_schemas(each) for each in answer] if isinstance(answer, list) else answer

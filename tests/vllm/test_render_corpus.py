@@ -1,6 +1,6 @@
-"""The recorded answers of the render corpus are what a live `vllm launch render` gives.
+"""The recorded answers of the render corpora are what a live `vllm launch render` gives.
 
-That ours equal the recorded ones is `tests/conformance/test_render_corpus.py`.
+That ours equal the recorded ones is `tests/conformance/test_render_corpus.py`, `test_messages_corpus.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.render_corpus import DATA, SERVERS
-from tests.vllm.record_render import answers, server
+from tests.support.render_corpus import SERVERS
+from tests.vllm.record_render import CORPORA, DATA, answers, server
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_vllm_answers_as_recorded(name: str, tmp_path: Path) -> None:
-    recorded = [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
     with server(name, tmp_path) as process:
-        for live, before in zip(answers(name, process.url), recorded, strict=True):
-            assert live == before
+        for corpus in CORPORA:
+            recording = (DATA / corpus / f"{name}.jsonl").read_text().splitlines()
+            for live, before in zip(answers(corpus, name, process.url), recording, strict=True):
+                assert live == json.loads(before), corpus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Reversible
 from typing import Any
 
 from render_tier.core.table import CONTENT, ReasoningFormat, ToolFormat
@@ -12,7 +12,7 @@ from render_tier.core.vocabulary import Vocabulary
 def starts_with_reasoning(
     fmt: ReasoningFormat,
     tool: ToolFormat | None,
-    prompt_ids: Sequence[int] | None,
+    prompt_ids: Reversible[int] | None,
     vocabulary: Vocabulary,
     template_kwargs: Mapping[str, Any],
 ) -> bool | None:
@@ -38,7 +38,7 @@ def switched(values: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 def prompt_reasoning(
     fmt: ReasoningFormat,
-    prompt_ids: Sequence[int],
+    prompt_ids: Reversible[int],
     vocabulary: Vocabulary,
     tool: ToolFormat | None = None,
 ) -> bool | None:

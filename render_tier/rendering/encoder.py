@@ -11,6 +11,7 @@ from render_tier.model.engines import ReferenceEngine, TokenEngine
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid, summarise
 from render_tier.rendering.prompt_cache import PromptCache
+from render_tier.rendering.token_ids import PromptIds
 
 Side = Literal["left", "right"]
 DEFAULT_SIDE: Side = "left"
@@ -35,8 +36,12 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    token_ids: list[int]
+    ids: PromptIds
     offsets: list[tuple[int, int]] | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.ids.to_list()
 
 
 class PromptEncoder:
@@ -84,7 +89,7 @@ class PromptEncoder:
 
     def plain_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """IDs of ``text`` with no limit on length (``/tokenize``)."""
-        return self._ids(text, add_special_tokens and self._adds_specials)
+        return self._ids(text, add_special_tokens and self._adds_specials).to_list()
 
     def token_ids(self, token_ids: list[int], options: EncodeOptions) -> EncodedPrompt:
         """IDs that the client sent. Raises BadRequest for an ID outside the vocabulary or too many IDs."""
@@ -113,21 +118,21 @@ class PromptEncoder:
 
     def _fitted(
         self,
-        token_ids: list[int],
+        ids: PromptIds | list[int],
         offsets: list[tuple[int, int]] | None,
         keep: int | None,
         side: Side | None,
         *,
         exact: bool,
     ) -> EncodedPrompt:
-        if keep is not None and keep < len(token_ids):
-            kept = slice(len(token_ids) - keep, None) if (side or DEFAULT_SIDE) == "left" else slice(0, keep)
-            token_ids = token_ids[kept]
+        if keep is not None and keep < len(ids):
+            kept = slice(len(ids) - keep, None) if (side or DEFAULT_SIDE) == "left" else slice(0, keep)
+            ids = (ids.to_list() if isinstance(ids, PromptIds) else ids)[kept]
             offsets = offsets[kept] if offsets is not None else None
-        self.check_fits(len(token_ids), exact=exact)
-        if not token_ids:
+        self.check_fits(len(ids), exact=exact)
+        if not len(ids):
             raise BadRequest("No token_ids rendered")
-        return EncodedPrompt(token_ids, offsets)
+        return EncodedPrompt(ids if isinstance(ids, PromptIds) else PromptIds.of(ids), offsets)
 
     def _checked_keep(self, options: EncodeOptions) -> int | None:
         keep = options.keep
@@ -164,11 +169,11 @@ class PromptEncoder:
             return text[: self._max_chars], 0
         return text, 0
 
-    def _ids(self, text: str, specials: bool) -> list[int]:
+    def _ids(self, text: str, specials: bool) -> PromptIds:
         try:
             if self._cache is not None and not specials:
                 return self._cache.ids(text)
-            return self._engine.ids(text, add_special_tokens=specials)
+            return PromptIds.of(self._engine.ids(text, add_special_tokens=specials))
         except (TypeError, UnicodeError):
             raise BadRequest(NOT_UNICODE) from None
 

@@ -8,6 +8,7 @@ says for which tokens that holds; a tokenizer for which it does not has no cache
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from render_tier.model.engines import TokenEngine
+from render_tier.rendering.token_ids import Part, PromptIds, part_of
 
-BYTES_PER_ID = 40
-"""A list's slot and its integer."""
 BYTES_PER_PART = 200
-"""The entry itself: key object, list head, links."""
+"""The entry beside its texts: tuple, count, links."""
 MAX_MARKS = 32
 """More marks make the search for them cost more than cutting saves."""
 
@@ -107,7 +107,7 @@ class PromptCache:
         self._engine = engine
         self._max_bytes = max_bytes
         self._cut = re.compile("(" + "|".join(map(re.escape, marks)) + ")").split
-        self._parts: OrderedDict[str, list[int]] = OrderedDict()
+        self._parts: OrderedDict[str, Part] = OrderedDict()
         self._lock = threading.Lock()
         self._size = 0
         self.observer: Callable[[Lookup], None] = lambda _: None
@@ -117,41 +117,37 @@ class PromptCache:
         """Bytes, about."""
         return self._size
 
-    def ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> PromptIds:
         """The IDs that the engine gives for ``text`` without added special tokens."""
-        parts = [part for part in self._cut(text) if part]
-        found: list[list[int] | None] = []
-        missing = 0
+        texts = [part for part in self._cut(text) if part]
         with self._lock:
-            cached, touch = self._parts.get, self._parts.move_to_end
-            for part in parts:
-                ids = cached(part)
-                if ids is None:
-                    missing += len(part)
-                else:
-                    touch(part)
-                found.append(ids)
-        joined: list[int] = []
-        for part, ids in zip(parts, found, strict=True):
-            if ids is None:
-                ids = self._engine.ids(part, add_special_tokens=False)
-                self._keep(part, ids)
-            joined += ids
+            parts: list[Part | None] = list(map(self._parts.get, texts))
+            for part, known in zip(texts, parts, strict=True):
+                if known is not None:
+                    self._parts.move_to_end(part)
+        missing = 0
+        joined: list[Part] = []
+        for part, known in zip(texts, parts, strict=True):
+            if known is None:
+                missing += len(part)
+                known = part_of(self._engine.ids(part, add_special_tokens=False))
+                self._keep(part, known)
+            joined.append(known)
         self.observer(Lookup(len(text) - missing, missing, self._size))
-        return joined
+        return PromptIds(joined)
 
-    def _keep(self, part: str, ids: list[int]) -> None:
-        size = _size(part, ids)
+    def _keep(self, text: str, part: Part) -> None:
+        size = _size(text, part)
         if size > self._max_bytes // 4:
             return  # one prompt must not throw out everybody else's
         with self._lock:
-            if part in self._parts:
+            if text in self._parts:
                 return
-            self._parts[part] = ids
+            self._parts[text] = part
             self._size += size
             while self._size > self._max_bytes:
                 self._size -= _size(*self._parts.popitem(last=False))
 
 
-def _size(part: str, ids: list[int]) -> int:
-    return len(part) * 2 + len(ids) * BYTES_PER_ID + BYTES_PER_PART
+def _size(text: str, part: Part) -> int:
+    return sys.getsizeof(text) + len(part.text) + BYTES_PER_PART

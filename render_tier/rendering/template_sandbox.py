@@ -26,7 +26,9 @@ import jinja2.ext
 import jinja2.filters
 from jinja2 import nodes
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 
 class BudgetExceeded(Exception):
@@ -58,10 +60,11 @@ def check_size(size: int) -> None:
 def bounded_concat(pieces: Iterable[str]) -> str:
     """Join the output of a template, macro or captured block."""
     collected: list[str] = []
-    total = 0
+    total, limit = 0, _METER.max_chars
     for piece in pieces:
         total += len(piece)
-        check_size(total)
+        if total > limit:
+            check_size(total)
         collected.append(piece)
     return "".join(collected)
 
@@ -195,6 +198,15 @@ def _bounded_filters() -> dict[str, Callable[..., Any]]:
     return {name: bounded(name, size) for name, size in sizes.items()}
 
 
+DICT_ATTRIBUTES = frozenset(dir(dict))
+HARMLESS_TEXT_METHODS = frozenset(
+    {"endswith", "find", "lower", "lstrip", "rsplit", "rstrip", "split", "startswith", "strip", "upper"}
+)
+"""Methods of a text that give nothing larger than the text, and nothing that leads out of the sandbox."""
+PLAIN_VALUES = frozenset({bool, int, str, list, dict})
+LOOP_STATE = frozenset({"first", "index", "index0", "last", "length", "revindex", "revindex0"})
+
+
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """See the module's first lines. Compiled templates may be rendered by several threads at once."""
 
@@ -219,8 +231,31 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         _meter_nodes(source, self)
         return super()._generate(source, name, filename, defer_init)
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox's, which looks at the type of everything: what most templates do most often is known
+        to be safe, and the outcome is the same (``test_template_fast_paths``)."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in DICT_ATTRIBUTES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif kind is str:
+            if attribute in HARMLESS_TEXT_METHODS:
+                return getattr(obj, attribute)
+        elif kind is LoopContext:
+            if attribute in LOOP_STATE:
+                return getattr(obj, attribute)
+        elif kind is Namespace and not attribute.startswith("_"):
+            value = getattr(obj, attribute, None)
+            if type(value) in PLAIN_VALUES:
+                return value
+        return super().getattr(obj, attribute)
+
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
+            if type(left) is str and type(right) is str:
+                if len(left) + len(right) > _METER.max_chars:
+                    check_size(len(left) + len(right))
+                return left + right
             if isinstance(left, str | list | tuple):
                 check_size(len(left) + _length(right))
         elif operator == "*":
@@ -238,7 +273,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: jinja2.runtime.Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        if function is check_time:
+            return check_time()
         if isinstance(function, BuiltinMethodType) and isinstance(owner := function.__self__, str):
+            if type(owner) is str and function.__name__ in HARMLESS_TEXT_METHODS:
+                named.pop("_loop_vars", None)
+                named.pop("_block_vars", None)
+                return function(*arguments, **named)
             check_size(_text_method_size(owner, function.__name__, (*arguments, *named.values())))
         return super().call(context, function, *arguments, **named)
 

@@ -315,7 +315,7 @@ async def test_fault_of_ours_is_a_plain_500(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret path /etc/passwd")
 
-    monkeypatch.setattr("render_tier.server.service.Renderer.chat", broken)
+    monkeypatch.setattr("render_tier.server.service.Renderer.render_chat", broken)
     response = await client.post(CHAT, json=BODY)
     assert response.status_code == 500
     assert response.json() == {
@@ -340,7 +340,7 @@ class TestMetrics:
         assert 'render_tier_requests_total{route="other",status="404"} 3.0' in text
         assert "render_tier_prompt_tokens_total 9.0" in text
         assert "render_tier_ready 1.0" in text
-        assert "render_tier_in_flight 1.0" in text
+        assert "render_tier_in_flight 0.0" in text
 
     async def test_load_counts_what_is_in_progress(self, client: httpx.AsyncClient) -> None:
         assert (await client.get("/load")).json() == {"server_load": 0}

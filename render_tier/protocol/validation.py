@@ -129,12 +129,12 @@ def _decode_leniently(body: bytes) -> Any:
     return data
 
 
-def validate_as(model: type[Model], data: dict[str, Any]) -> Model:
-    """``data`` as a ``model``. Raises BadRequest."""
+def validate_as(model: type[Model], data: dict[str, Any], within: tuple[object, ...] = ()) -> Model:
+    """``data``, which stands at ``within`` in the body, as a ``model``. Raises BadRequest."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         entries = error.errors(include_url=False, include_context=False)
-        raise misshapen([dict(entry) for entry in entries]) from None
+        raise misshapen([{**entry, "loc": (*within, *entry["loc"])} for entry in entries]) from None
     except RecursionError:
         raise _too_deep() from None

@@ -14,6 +14,7 @@ from typing import Any
 from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
 from render_tier.model.engines import EngineSlot, ReferenceEngine
+from render_tier.protocol import responses_as_chat
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.anthropic_as_chat import as_chat
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
@@ -22,6 +23,7 @@ from render_tier.protocol.errors import BadRequest, NotFound
 from render_tier.protocol.generate import GenerateRequest, StreamOptions
 from render_tier.protocol.messages import MEDIA_FIELDS
 from render_tier.protocol.request_fields import SamplingFields
+from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -118,9 +120,31 @@ class Renderer:
         self._check_model(request.model)
         _refuse_beam_search(request)
         self._check_tool_choice(request)
+        asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        return self._render(request, f"chatcmpl-{self._id(request, request_id)}", asked_field)
+
+    def render_responses(self, request: ResponsesRequest) -> Rendered:
+        """Raises ApiError."""
+        self._check_model(request.model)
+        if request.previous_response_id is not None:
+            raise BadRequest(
+                "previous_response_id is not supported: nothing is stored here. Send the whole history in "
+                "`input`.",
+                param="previous_response_id",
+                type="invalid_request_error",
+            )
+        chat = responses_as_chat.as_chat(request)
+        rendered = self._render(chat, request.request_id or f"resp_{self._new_id()}", "max_output_tokens")
+        generate = rendered.request
+        generate.reasoning_ended = None
+        generate.kv_transfer_params = chat.kv_transfer_params
+        generate.ec_transfer_params = chat.ec_transfer_params
+        return rendered
+
+    def _render(self, request: ChatCompletionRequest, name: str, asked_field: str) -> Rendered:
+        """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
         self._check_trust(request)
         _refuse_media_options(request)
-        asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         self._sampling.check_asked(asked, asked_field)
         kwargs = self._template_kwargs(request)
@@ -142,9 +166,7 @@ class Renderer:
             skip_special_tokens=request.skip_special_tokens and not self._keeps_special_tokens(request),
             constraint=constraint,
         )
-        generate = self._generate_request(
-            request, f"chatcmpl-{self._id(request, request_id)}", prompt, params
-        )
+        generate = self._generate_request(request, name, prompt, params)
         generate.reasoning_ended = self._reasoning_ended(request, kwargs, prompt.ids)
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
@@ -154,7 +176,7 @@ class Renderer:
 
     def render_messages(self, request: MessagesRequest, *, request_id: str | None = None) -> Rendered:
         """Raises ApiError."""
-        return self.chat(
+        return self.render_chat(
             as_chat(request, merge_inline_system=self._merges_inline_system), request_id=request_id
         )
 

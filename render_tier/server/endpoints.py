@@ -14,6 +14,7 @@ import msgspec
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
 from render_tier.protocol.validation import decode_object
 from render_tier.server.metrics import Metrics
@@ -55,9 +56,15 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
 
     def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = MessagesRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
-        generate = service.renderer.messages(request, request_id=request_id)
-        _count_prompt(metrics, len(generate.token_ids))
-        return _rendered(service, msgspec.json.encode(generate))
+        rendered = service.renderer.render_messages(request, request_id=request_id)
+        _count_prompt(metrics, len(rendered.ids))
+        return _rendered(service, rendered.encode())
+
+    def render_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        request = ResponsesRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        rendered = service.renderer.render_responses(request)
+        _count_prompt(metrics, len(rendered.ids))
+        return _rendered(service, rendered.encode())
 
     def count_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
         count = service.renderer.count_tokens(CountTokensRequest.parse_count(decode_object(body)))
@@ -83,6 +90,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint(
             "/v1/completions/render", "render", render_completions, "Completions request to GenerateRequests"
         ),
+        Endpoint("/v1/responses/render", "render", render_responses, "Responses request to GenerateRequest"),
         Endpoint("/v1/messages/render", "render", render_messages, "Messages request to GenerateRequest"),
         Endpoint("/v1/messages/count_tokens", "render", count_messages, "Length of a Messages prompt"),
         Endpoint(

@@ -11,12 +11,14 @@ from pydantic import BaseModel
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from render_tier.server.endpoints import Endpoint
 
 BODIES: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions/render": (ChatCompletionRequest,),
     "/v1/completions/render": (CompletionRequest,),
+    "/v1/responses/render": (ResponsesRequest,),
     "/v1/messages/render": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),

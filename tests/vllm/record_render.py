@@ -20,12 +20,16 @@ from typing import Any
 
 import httpx
 
-from tests.support import messages_corpus, render_corpus, vllm
+from tests.support import messages_corpus, render_corpus, responses_corpus, vllm
 from tests.support.processes import ServerProcess
 from tests.support.render_corpus import SERVERS, comparable, lay_out, request_digest
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
-CORPORA = {"render": render_corpus.corpus, "messages": messages_corpus.corpus}
+CORPORA = {
+    "render": render_corpus.corpus,
+    "messages": messages_corpus.corpus,
+    "responses": responses_corpus.corpus,
+}
 DATA = render_corpus.DATA.parent
 
 

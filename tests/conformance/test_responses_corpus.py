@@ -1,0 +1,23 @@
+"""Responses requests of every kind over five tokenizers, against the recorded answers of `vllm launch
+render`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.recorded_render import differences
+from tests.support.render_corpus import SERVERS
+from tests.support.responses_corpus import DATA, corpus, known
+
+
+@pytest.mark.parametrize("name", SERVERS)
+async def test_answers_equal_the_recorded(
+    name: str, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tokenizer = model_dir(SERVERS[name].tokenizer)
+    recording = (DATA / f"{name}.jsonl").read_text()
+    wrong = await differences(name, corpus(name), recording, tokenizer, tmp_path / "model", known)
+    assert not wrong, f"{len(wrong)} differ, the first: {wrong[0]}"

@@ -297,7 +297,7 @@ class Renderer:
         warnings: list[str] = []
         conversation = to_conversation(
             request.messages,
-            template.content_format if configured == "auto" else configured,
+            self._content_template(request, variables).content_format if configured == "auto" else configured,
             model=self._assets.served_names[0],
             strict_history=self._settings.strict_history,
             warnings=warnings,
@@ -317,6 +317,11 @@ class Renderer:
         hidden = (
             self._settings.exclude_tools_when_tool_choice_none
             and isinstance(request, ChatCompletionRequest)
+    def _content_template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Decides between parts and plain text. As in vLLM, a template among the kwargs does not."""
+        own = self._assets.chat_template is not None
+        return self._template(request, {**variables, "chat_template": None} if own else variables)
+
             and request.tool_choice == "none"
         )
         return None if hidden else [tool.template_form() for tool in request.tools]

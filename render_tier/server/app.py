@@ -43,12 +43,16 @@ def create_app(
     *,
     preloaded: Service | None = None,
     on_failure: Callable[[Exception], None] = lambda error: None,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> RenderApp:
     """The application for one process. The model is loaded when its lifespan starts, unless ``preloaded``.
 
-    ``on_failure`` is called on the event loop when the model cannot be loaded.
+    ``on_failure`` is called on the event loop when the model cannot be loaded, ``on_loaded`` when all that
+    lasts is there.
     """
-    runtime = Runtime(settings, build_metrics(), preloaded=preloaded, on_failure=on_failure)
+    runtime = Runtime(
+        settings, build_metrics(), preloaded=preloaded, on_failure=on_failure, on_loaded=on_loaded
+    )
     endpoints = build_endpoints(settings, runtime.metrics)
     api = _small_routes(settings, runtime)
     describe_endpoints(api, list(endpoints.values()))
@@ -109,9 +113,9 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @api.get("/load", summary="Requests in progress, this one not counted")
+    @api.get("/load", summary="Requests in progress")
     async def load() -> dict[str, int]:
-        return {"server_load": runtime.in_flight - 1}
+        return {"server_load": runtime.in_flight}
 
     @api.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:

@@ -6,7 +6,8 @@ Bodies are read raw, within a size and a time; nothing of a request is parsed be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -110,14 +111,40 @@ class HotRoutes:
         return b"".join(pieces)
 
     async def _receive(self, receive: Receive) -> Message:
-        try:
-            async with asyncio.timeout(self._settings.body_timeout):
-                message = await receive()
-        except TimeoutError:
-            raise _too_slow() from None
+        receiving = _Begun(receive)
+        message = receiving.message
+        if message is None:
+            try:
+                async with asyncio.timeout(self._settings.body_timeout):
+                    message = await receiving
+            except TimeoutError:
+                raise _too_slow() from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message
+
+
+class _Begun:
+    """``receive()``, begun: what has arrived already is there at once, without the timer that waiting needs
+    and that costs as much as reading a chunk."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.message: Message | None = None
+        self._rest: Generator[Any, Any, Message] = receive().__await__()
+        self._awaited: Any = None
+        try:
+            self._awaited = next(self._rest)
+        except StopIteration as done:
+            self.message = done.value
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        """Once, when there is no message yet."""
+        try:
+            yield self._awaited
+        except BaseException:  # cancelled
+            self._rest.close()
+            raise
+        return (yield from self._rest)
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

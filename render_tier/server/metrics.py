@@ -6,7 +6,8 @@ Labels are few and bounded: routes come from the route table, never from the req
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -49,10 +50,23 @@ class Metrics:
     session_streams: Gauge
     session_bytes: Gauge
     session_messages: Counter
+    on_refresh: list[Callable[[], None]] = field(default_factory=list)
+    """What brings values up to date that change with every token."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes put their values together."""
+        return MULTIPROCESS_DIRECTORY in os.environ
+
+    def refresh(self) -> None:
+        """Before values are read: by a scrape or, with several workers, by the scrape of another one."""
+        for update in self.on_refresh:
+            update()
 
     def exposition(self) -> bytes:
         """The text format; with several workers, the sum over all of them."""
-        if MULTIPROCESS_DIRECTORY not in os.environ:
+        self.refresh()
+        if not self.shared:
             return generate_latest(self.registry)
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -183,20 +197,17 @@ def observe_renderer(metrics: Metrics, renderer: Renderer) -> None:
     cache.observer = observe
 
 
-class StreamObserver:
-    """Counts how derender finds its streams, and shows what its caches hold."""
+def observe_derenderer(metrics: Metrics, derenderer: Derenderer) -> None:
+    """Count how derender finds its streams, and show what its caches hold."""
+    sources: tuple[Source, ...] = get_args(Source)
+    counters = {source: metrics.streams_found.labels(source) for source in sources}
+    derenderer.observer = lambda source: counters[source].inc()
+    cache, contexts = derenderer.cache, derenderer.contexts.cache
 
-    def __init__(self, metrics: Metrics, derenderer: Derenderer) -> None:
-        self._derenderer = derenderer
-        self._metrics = metrics
-        sources: tuple[Source, ...] = get_args(Source)
-        self._counters = {source: metrics.streams_found.labels(source) for source in sources}
-
-    def __call__(self, source: Source) -> None:
-        self._counters[source].inc()
-        metrics, cache, contexts = self._metrics, self._derenderer.cache, self._derenderer.contexts.cache
+    def show() -> None:
         metrics.stream_cache_entries.set(len(cache))
         metrics.stream_cache_bytes.set(cache.bytes)
-        if source != "cache":
-            metrics.contexts.set(len(contexts))
-            metrics.context_bytes.set(contexts.bytes)
+        metrics.contexts.set(len(contexts))
+        metrics.context_bytes.set(contexts.bytes)
+
+    metrics.on_refresh.append(show)

@@ -7,12 +7,15 @@ import secrets
 import time
 from collections.abc import Sequence
 
+from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.server.replies import UNAUTHORIZED, refuse_handshake
 from render_tier.server.runtime import Runtime
 
 OTHER_ROUTE = "other"
+UNCOUNTED = ("/metrics", "/load")
+"""Routes that tell how many requests are in progress; those that ask are none of them."""
 
 
 class RequestMetrics:
@@ -23,6 +26,8 @@ class RequestMetrics:
         self._runtime = runtime
         metrics = runtime.metrics
         self._durations = {route: metrics.duration.labels(route) for route in (*routes, OTHER_ROUTE)}
+        self._counters: dict[tuple[str, int], Counter] = {}
+        metrics.on_refresh.append(lambda: metrics.in_flight.set(runtime.in_flight))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,16 +43,18 @@ class RequestMetrics:
             await send(message)
 
         runtime = self._runtime
-        runtime.in_flight += 1
-        runtime.metrics.in_flight.inc()
+        counted = route not in UNCOUNTED
+        runtime.in_flight += counted
         start = time.perf_counter()
         try:
             await self._inner(scope, receive, counting_send)
         finally:
-            runtime.in_flight -= 1
-            runtime.metrics.in_flight.dec()
+            runtime.in_flight -= counted
             self._durations[route].observe(time.perf_counter() - start)
-            runtime.metrics.requests.labels(route, str(status)).inc()
+            counter = self._counters.get((route, status))
+            if counter is None:
+                counter = self._counters[route, status] = runtime.metrics.requests.labels(route, str(status))
+            counter.inc()
 
 
 class RequestIdHeader:

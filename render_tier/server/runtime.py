@@ -11,16 +11,18 @@ from render_tier import __version__
 from render_tier.model import ModelLoadError
 from render_tier.protocol.errors import ApiError
 from render_tier.server.endpoints import PoolName
-from render_tier.server.metrics import Metrics, StreamObserver, observe_renderer
+from render_tier.server.metrics import Metrics, observe_derenderer, observe_renderer
 from render_tier.server.pools import WorkPool
 from render_tier.server.service import Service
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
+PUBLISH_SECONDS = 1.0
 
 
 class Runtime:
-    """Ready when ``service`` is set. A failed load calls ``on_failure`` and leaves the process not ready."""
+    """Ready when ``service`` is set. A failed load calls ``on_failure`` and leaves the process not ready.
+    ``on_loaded`` is called when all that lasts has been loaded, the fast tokenizer engine included."""
 
     def __init__(
         self,
@@ -29,6 +31,7 @@ class Runtime:
         *,
         preloaded: Service | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None,
+        on_loaded: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -40,8 +43,10 @@ class Runtime:
         self.on_drain: list[Callable[[], Awaitable[None]]] = []
         self._preloaded = preloaded
         self._on_failure = on_failure
+        self._on_loaded = on_loaded
         self._loading: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Open the pools and begin to load; returns at once, so that the process answers while it loads."""
@@ -56,6 +61,8 @@ class Runtime:
             for name in names
         }
         self._loading = asyncio.create_task(self._load())
+        if self.metrics.shared:
+            self._publishing = asyncio.create_task(self._publish())
 
     async def drain(self) -> None:
         """Say that this process is about to stop, and let what is held here move elsewhere."""
@@ -71,6 +78,10 @@ class Runtime:
             await asyncio.wait([self._adopting])
         for pool in self.pools.values():
             await asyncio.to_thread(pool.close)
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.wait([self._publishing])
+        self.metrics.refresh()
         self.service = None
         self.metrics.ready.set(0)
 
@@ -95,7 +106,7 @@ class Runtime:
             expected = isinstance(error, ModelLoadError | ApiError)
             log.error("load_failed", model=self.settings.model, reason=str(error), exc_info=not expected)
             return
-        service.derenderer.observer = StreamObserver(self.metrics, service.derenderer)
+        observe_derenderer(self.metrics, service.derenderer)
         observe_renderer(self.metrics, service.renderer)
         self.service = service
         self.metrics.ready.set(1)
@@ -120,3 +131,10 @@ class Runtime:
         self.metrics.tokenizer_engine.labels(service.renderer.engine.name).set(1)
         if service.fallback is not None:
             self.metrics.tokenizer_fallbacks.labels(service.fallback).inc()
+        self._on_loaded()
+
+    async def _publish(self) -> None:
+        """Other processes show this one's metrics: they must not be old."""
+        while True:
+            self.metrics.refresh()
+            await asyncio.sleep(PUBLISH_SECONDS)

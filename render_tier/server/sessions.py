@@ -39,12 +39,10 @@ class Sessions:
         self._settings = settings
         self._budget = Budget(settings.max_session_streams, settings.max_session_bytes)
         self._open: dict[Session, Callable[[], Awaitable[None]]] = {}
-        metrics = runtime.metrics
-        self._messages = metrics.session_messages
-        self._gauges = (metrics.sessions, metrics.session_streams, metrics.session_bytes)
-        self._shown = (0, 0, 0)
+        self._answered = 0
         self._changed = asyncio.Event()
         runtime.on_drain.append(self.drain)
+        runtime.metrics.on_refresh.append(self._show)
 
     @property
     def budget(self) -> Budget:
@@ -109,7 +107,6 @@ class Sessions:
             await send({"type": "websocket.send", "text": MOVING.decode()})
 
         self._open[session] = tell
-        self._show()
         code = INTERNAL
         try:
             code = await self._converse(session, receive, send)
@@ -122,7 +119,7 @@ class Sessions:
         finally:
             del self._open[session]
             session.close()
-            self._show()
+            self._changed.set()
         if code:
             await _close(send, code)
 
@@ -148,8 +145,8 @@ class Sessions:
             return TRY_LATER
         except ApiError:
             return UNREADABLE
-        self._messages.inc()
-        self._show()
+        self._answered += 1
+        self._changed.set()
         if answer:
             # In kind: who sends bytes is spared the coding of text.
             reply = {"bytes": answer} if text is None else {"text": answer.decode()}
@@ -162,12 +159,12 @@ class Sessions:
         return await self._runtime.pools["derender"].run(lambda: session.receive(data))
 
     def _show(self) -> None:
-        self._changed.set()
-        values = (len(self._open), self._budget.streams, self._budget.bytes)
-        if values != self._shown:
-            self._shown = values
-            for gauge, value in zip(self._gauges, values, strict=True):
-                gauge.set(value)
+        metrics = self._runtime.metrics
+        metrics.sessions.set(len(self._open))
+        metrics.session_streams.set(self._budget.streams)
+        metrics.session_bytes.set(self._budget.bytes)
+        metrics.session_messages.inc(self._answered)
+        self._answered = 0
 
 
 class _IdleLimit:

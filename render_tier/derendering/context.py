@@ -7,6 +7,7 @@ again costs a hash, and one that does not costs a look-up.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -20,17 +21,23 @@ from render_tier.core.machine import Machine, MachineOptions
 from render_tier.core.prompt_state import switched
 from render_tier.core.stops import StopTable
 from render_tier.core.tool_schema import ToolSchemas
+from render_tier.derendering.response_facts import response_facts
 from render_tier.derendering.served import ServedModel, check_ids
 from render_tier.derendering.settings import DerenderSettings
+from render_tier.protocol import anthropic_as_chat
+from render_tier.protocol.anthropic import MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.request_fields import SamplingFields
+from render_tier.protocol.responses_as_chat import as_chat
+from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.validation import decode_object, misshapen
 
 DIGEST_SIZE: Final = 16
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "messages", "responses"]
+"""Of a request. All but completions are read as chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,8 @@ class Context:
     ``hides_reasoning``: reasoning is neither shown nor given as IDs or logprobs. ``counts_reasoning``: a
     reasoning parser is at work. ``forced``: tool_choice is "required" or names a function (``named``).
     ``drops_calls``: calls are recognised and left out. ``one_call``: parallel_tool_calls is false.
-    ``size``: bytes of the request, which bound what is held on to.
+    ``answer``: what the answer repeats of a request that is none of chat. ``size``: bytes of the request,
+    which bound what is held on to.
     """
 
     kind: Kind
@@ -60,6 +68,7 @@ class Context:
     one_call: bool = False
     drops_calls: bool = False
     ignores_eos: bool = False
+    answer: object = None
     size: int = 0
 
     def machine(self) -> Machine:
@@ -100,7 +109,12 @@ class ContextResolver:
     def resolve(self, kind: Kind, digest: bytes, request: bytes, prompt_token_ids: bytes) -> Context:
         """Read a request. Raises BadRequest for one that render would refuse too."""
         prompt_ids = self._prompt_ids(prompt_token_ids)
-        make = self._completion if kind == "completion" else self._chat
+        make = {
+            "chat": self._chat,
+            "completion": self._completion,
+            "messages": self._messages,
+            "responses": self._responses,
+        }[kind]
         return replace(make(digest, request, prompt_ids), size=len(request))
 
     def _prompt_ids(self, raw: bytes) -> list[int] | None:
@@ -139,11 +153,44 @@ class ContextResolver:
         )
 
     def _chat(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
-        length = len(prompt_ids or ())
         if not raw:
-            return Context("chat", digest, self._plain, self._options(None), prompt_length=length)
+            return self._of_nothing("chat", digest, prompt_ids)
         data = decode_object(raw)
         request = ChatCompletionRequest.parse(data, max_stop_strings=self._settings.max_stop_strings)
+        return self._read_as_chat("chat", digest, request, data.get("tools"), prompt_ids)
+
+    def _messages(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
+        if not raw:
+            return self._of_nothing("messages", digest, prompt_ids)
+        limit = self._settings.max_stop_strings
+        chat = anthropic_as_chat.as_chat(MessagesRequest.parse(decode_object(raw), max_stop_strings=limit))
+        tools = [tool.template_form() for tool in chat.tools or ()]
+        return self._read_as_chat("messages", digest, chat, tools, prompt_ids)
+
+    def _of_nothing(self, kind: Kind, digest: bytes, prompt_ids: list[int] | None) -> Context:
+        """Without a request, where no parser needs one."""
+        return Context(kind, digest, self._plain, self._options(None), prompt_length=len(prompt_ids or ()))
+
+    def _responses(self, digest: bytes, raw: bytes, prompt_ids: list[int] | None) -> Context:
+        if not raw:
+            raise misshapen([{"type": "missing", "loc": ("responses_request",), "msg": "Field required"}])
+        data = decode_object(raw)
+        request = ResponsesRequest.parse(data, max_stop_strings=self._settings.max_stop_strings)
+        chat = as_chat(request)
+        tools = [tool.template_form() for tool in chat.tools or ()]
+        context = self._read_as_chat("responses", digest, chat, tools, prompt_ids)
+        return replace(context, answer=response_facts(request, data, self._model))
+
+    def _read_as_chat(
+        self,
+        kind: Kind,
+        digest: bytes,
+        request: ChatCompletionRequest,
+        tools: Sequence[Any] | None,
+        prompt_ids: list[int] | None,
+    ) -> Context:
+        """``tools``: those of the request as chat has them."""
+        length = len(prompt_ids or ())
         choice = request.tool_choice
         named = request.forced_function is not None
         none = not request.tools or choice in (None, "none")
@@ -157,12 +204,12 @@ class ContextResolver:
         counts = self._reasoning is not None
         hides = counts and not request.include_reasoning
         return Context(
-            "chat",
+            kind,
             digest,
             self._no_tools if none and not drops else self._grammar(choice, request.forced_function),
             replace(
                 self._options(request),
-                tools=ToolSchemas(data.get("tools")),
+                tools=ToolSchemas(tools),
                 repeat_reasoning=self._repeats_reasoning(request),
             ),
             prompt=self._prompt_state(request, prompt_ids),

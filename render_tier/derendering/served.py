@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.protocol.errors import BadRequest, NotFound
@@ -24,6 +25,8 @@ class ServedModel(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def generation_config(self) -> Mapping[str, Any]: ...
 
 
 def served_name(model: ServedModel, asked: str | None) -> str:

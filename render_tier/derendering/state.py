@@ -16,7 +16,7 @@ import hashlib
 import hmac
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -32,9 +32,12 @@ _TAG_SIZE: Final = 16
 _FINGERPRINT_SIZE: Final = 8
 _REQUEST_SIZE: Final = 8
 
+Progress = TypeVar("Progress", bound=msgspec.Struct)
+
 
 class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """``machine`` is empty once the choice has finished: nothing more is read then."""
+    """``machine`` is empty once the choice has finished: nothing more is read then. ``progress``: see
+    `Stream`; left out where it is empty."""
 
     fingerprint: bytes
     context: bytes
@@ -52,11 +55,13 @@ class Saved(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     speller: bytes
     hidden: list[LogprobOut | None]
     machine: bytes
+    progress: bytes = b""
 
 
 class Stream:
     """One choice's stream between two calls. ``missed``: what its client lacks of the time before a takeover
-    from another server."""
+    from another server. ``progress``: msgpack of what the writer of an API's events goes on from; empty when
+    it has not begun."""
 
     __slots__ = (
         "created",
@@ -64,6 +69,7 @@ class Stream:
         "missed",
         "named_before",
         "output",
+        "progress",
         "request",
         "role_sent",
         "text_offset",
@@ -80,6 +86,16 @@ class Stream:
         self.text_offset = 0
         self.tokens = 0
         self.missed: list[Event] = []
+        self.progress = b""
+
+    def progress_as(self, kind: type[Progress]) -> Progress:
+        """Raises BadRequest for a state that was made up."""
+        if not self.progress:
+            return kind()
+        try:
+            return msgspec.msgpack.decode(self.progress, type=kind)
+        except msgspec.MsgspecError:
+            raise _refused("it is damaged") from None
 
     @property
     def finished(self) -> bool:
@@ -102,26 +118,25 @@ class StateCodec:
 
     def encode(self, stream: Stream) -> StreamStateOut:
         output = stream.output
-        payload = self._encoder.encode(
-            Saved(
-                self._fingerprint,
-                output.context.digest,
-                stream.request,
-                stream.index,
-                stream.role_sent,
-                stream.created,
-                stream.tokens,
-                output.reasoning_tokens,
-                output.calls,
-                output.finished,
-                output.stopped,
-                stream.named_before,
-                stream.text_offset,
-                output.speller.context,
-                list(output.hidden),
-                b"" if output.finished else output.machine.snapshot(),
-            )
+        saved = (
+            self._fingerprint,
+            output.context.digest,
+            stream.request,
+            stream.index,
+            stream.role_sent,
+            stream.created,
+            stream.tokens,
+            output.reasoning_tokens,
+            output.calls,
+            output.finished,
+            output.stopped,
+            stream.named_before,
+            stream.text_offset,
+            output.speller.context,
+            list(output.hidden),
+            b"" if output.finished else output.machine.snapshot(),
         )
+        payload = self._encoder.encode(saved if not stream.progress else (*saved, stream.progress))
         return StreamStateOut(
             VERSION, base64.urlsafe_b64encode(_tag(payload, self._keys[0]) + payload).decode()
         )
@@ -165,6 +180,7 @@ class StateCodec:
         stream = Stream(output, saved.stream, saved.created)
         stream.index, stream.role_sent, stream.tokens = saved.index, saved.role_sent, saved.tokens
         stream.named_before, stream.text_offset = saved.named_before, saved.text_offset
+        stream.progress = saved.progress
         return stream
 
 

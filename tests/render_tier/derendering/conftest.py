@@ -26,6 +26,7 @@ class Served:
     max_model_len: int = 4096
     eos_token_ids: tuple[int, ...] = (EOS, 151643)
     fingerprint: str = "one"
+    generation_config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

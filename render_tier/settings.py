@@ -57,8 +57,13 @@ class Settings(BaseModel):
     """Leave tools out of the prompt when tool_choice is "none"."""
     tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
     """What of a tool call engines are told to enforce under tool_choice "auto"."""
+    system_start_date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """The date that gpt-oss is told; today's, in local time, when not given."""
     strict_history: bool = False
     """Refuse malformed tool arguments in the history instead of reading them as {}."""
+    tokenizer_mode: Literal["auto", "hf", "mistral"] = "auto"
+    """Which tokenizer to read: tokenizer.json ("hf") or a file for mistral-common ("mistral"); "auto" takes
+    Mistral's where the repository has Mistral's own layout."""
     tokenizer_engine: Literal["auto", "tokenizers"] = "auto"
     """What encodes prompts: "auto" is the fast engine once it is loaded and gives the same IDs."""
     prompt_cache_bytes: int = Field(default=64 * MIB, ge=0)
@@ -133,8 +138,9 @@ class Settings(BaseModel):
     """How long a session or one of its streams may rest."""
     session_snapshot_tokens: int = Field(default=64, ge=1)
     """Tokens of a stream between two snapshots."""
-    session_inline_bytes: int = Field(default=16384, ge=0)
-    """Smaller session messages are worked on in the event loop."""
+    session_inline_tokens: int = Field(default=32, ge=0)
+    """About how many tokens of session messages are read at a stretch in the event loop; what cannot be
+    divided and is longer, as the opening of a stream with a long request, is done in a thread."""
     session_drain_seconds: float = Field(default=10.0, ge=0)
     """How long streams get to move elsewhere when the server is told to stop."""
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from render_tier.derendering.context import Kind
 from render_tier.derendering.derenderer import Derenderer, decoded
 from render_tier.derendering.state import Stream
 from render_tier.derendering.stream_cache import ENTRY_BYTES
@@ -29,6 +30,14 @@ from render_tier.protocol.session import Frame, SessionChunk, StreamOpen
 
 _frames: Final = msgspec.json.Decoder(list[Frame])
 _encoder: Final = msgspec.json.Encoder()
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "chat": "chat",
+    "completions": "completion",
+    "messages": "messages",
+    "responses": "responses",
+}
+"""By endpoint."""
 
 
 class Budget:
@@ -79,9 +88,41 @@ class AnswerOut(msgspec.Struct, omit_defaults=True, gc=False):
 
     stream: int
     chunk: ChatChunk | CompletionChunk | None = None
+    events: list[Any] | None = None
     derender: DerenderNotes | None = None
     stream_state: StreamStateOut | None = None
     error: ErrorInfo | None = None
+
+
+def encoded(answers: list[AnswerOut]) -> bytes:
+    """One message; empty for no answers."""
+    return _encoder.encode(answers) if answers else b""
+
+
+OPENING: Final = 16
+"""Opening a stream takes as long as reading so many tokens, and one more for every so many bytes:"""
+BYTES_PER_TOKEN: Final = 256
+
+
+def parts(frames: Sequence[Frame], most: int) -> Iterator[tuple[list[Frame], int]]:
+    """Frames in order, in parts of at most about ``most`` tokens' work, each with its weight. A single frame
+    may weigh more."""
+    part: list[Frame] = []
+    total = 0
+    for frame in frames:
+        weight = 1
+        if frame.chunk is not None:
+            weight = max(1, sum(len(choice.token_ids or ()) for choice in frame.chunk.choices))
+        if (start := frame.open) is not None:
+            raw = (start.request, start.prompt_token_ids, start.stream_state)
+            weight += OPENING + sum(memoryview(value).nbytes for value in raw) // BYTES_PER_TOKEN
+        if part and total + weight > most:
+            yield part, total
+            part, total = [], 0
+        part.append(frame)
+        total += weight
+    if part:
+        yield part, total
 
 
 class Session:
@@ -103,23 +144,34 @@ class Session:
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._closed = False
         self.moving = False
         """Set from outside: no stream is opened any more."""
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def receive(self, message: bytes | str) -> bytes:
-        """The answer to one message; empty when it asks for none. Raises ApiError for one that is no array
-        of frames; what is wrong with a stream is said in its answer."""
-        frames = decoded(_frames, message)
+    def frames(self, message: bytes | str) -> list[Frame]:
+        """The frames of a message. Raises ApiError for one that is no array of frames."""
+        return decoded(_frames, message)
+
+    def answers(self, frames: Sequence[Frame]) -> list[AnswerOut]:
+        """The answers to those frames that ask for one. What is wrong with a stream is said in its answer."""
         now = self._clock()
         self._forget_idle(now)
         answers = [answer for frame in frames if (answer := self._frame(frame, now)) is not None]
-        return _encoder.encode(answers) if answers else b""
+        if self._closed:  # in the meantime, from another thread
+            self.close()
+        return answers
+
+    def receive(self, message: bytes | str) -> bytes:
+        """The answer to one message, worked on at one go; empty when it asks for none. Raises ApiError as
+        `frames` does."""
+        return encoded(self.answers(self.frames(message)))
 
     def close(self) -> None:
-        """Let go of every stream."""
+        """Let go of every stream, and of those that a call of `answers` is about to open."""
+        self._closed = True
         for number in list(self._held):
             self._drop(number)
 
@@ -158,7 +210,7 @@ class Session:
             raise Unavailable("this server is about to stop")
         model = self._derenderer.served_name(start.model)
         stream = self._derenderer.streams.begin(
-            "chat" if start.endpoint == "chat" else "completion",
+            KINDS[start.endpoint],
             StreamStart(
                 start.stream_state, start.request, start.prompt_token_ids, start.prompt_tokens, start.context
             ),
@@ -182,9 +234,13 @@ class Session:
             position=chunk.position,
         )
         check_choices(whole, "a session")
-        answer.chunk, answer.derender = self._derenderer.streams.read(
+        out, answer.derender = self._derenderer.streams.read(
             held.stream, whole, held.prompt_tokens, held.model
         )
+        if isinstance(out, list):
+            answer.events = out
+        else:
+            answer.chunk = out
 
     def _save(self, held: _Held, answer: AnswerOut) -> None:
         state = answer.stream_state = self._derenderer.streams.state(held.stream)

@@ -20,6 +20,9 @@ from render_tier.settings import Settings
 
 log = structlog.get_logger()
 EXIT_LOAD_FAILED = 1
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the others from running Python. The event loop asks for its turn after every
+system call, so Python's own 5 ms would delay each chunk by as much while a long prompt is rendered."""
 WORKER_SILENCE = 120
 """Seconds without a sign of life after which gunicorn replaces a worker; longer than any one render."""
 
@@ -28,6 +31,7 @@ def serve(settings: Settings) -> int:
     """Serve until told to stop (SIGTERM, SIGINT); requests in progress are finished first. Returns the exit
     code."""
     log.info("settings", digest=settings.digest(), **settings.shown())
+    sys.setswitchinterval(SWITCH_SECONDS)
     if settings.workers > 1:
         return _serve_many(settings)
     return _serve_one(settings)

@@ -2,19 +2,21 @@
 
 One message of a connection is worked on at a time, and the next is read only when its answer has been
 written. So a client that does not read its answers is not read either, and what waits for either side is
-bounded by one message and the transport's buffers. Long messages are worked on in the derender pool.
+bounded by one message and the transport's buffers. A message is worked on in the event loop, a few tokens at
+a stretch, so that no other connection waits for all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from render_tier.derendering.session import Budget, Session
+from render_tier.derendering.session import AnswerOut, Budget, Session, encoded, parts
 from render_tier.protocol.errors import ApiError, Unavailable
 from render_tier.protocol.session import MOVING, SESSION_PATH
 from render_tier.server.pools import Overloaded
@@ -154,9 +156,18 @@ class Sessions:
         return None
 
     async def _answer(self, session: Session, data: str | bytes) -> bytes:
-        if len(data) <= self._settings.session_inline_bytes:
-            return session.receive(data)
-        return await self._runtime.pools["derender"].run(lambda: session.receive(data))
+        """Others get their turn between two parts of a long message."""
+        most = self._settings.session_inline_tokens
+        answers: list[AnswerOut] = []
+        for number, (frames, weight) in enumerate(parts(session.frames(data), most)):
+            if weight > most:
+                work = partial(session.answers, frames)
+                answers += await self._runtime.pools["derender"].run(work)
+                continue
+            if number:
+                await asyncio.sleep(0)
+            answers += session.answers(frames)
+        return encoded(answers)
 
     def _show(self) -> None:
         metrics = self._runtime.metrics

@@ -44,7 +44,7 @@ async def tier(launch: Launch) -> AsyncIterator[Tier]:
 
 @pytest.fixture
 def ids(qwen3_service: Service) -> list[int]:
-    return list(qwen3_service.assets.tokenizer.encode(TEXT, add_special_tokens=False).ids)
+    return list(qwen3_service.assets.tokenizer.ids(TEXT, add_special_tokens=False))
 
 
 def opening(request_id: str = "chatcmpl-1", **more: Any) -> dict[str, Any]:
@@ -366,6 +366,6 @@ async def talk(session: Connection, number: int, ids: list[int]) -> str:
 
 
 async def test_long_messages_are_worked_on_beside_the_loop(launch: Launch, ids: list[int]) -> None:
-    async with launch(session_inline_bytes=0) as tier, tier.connect() as one, tier.connect() as two:
+    async with launch(session_inline_tokens=0) as tier, tier.connect() as one, tier.connect() as two:
         texts = await asyncio.gather(talk(one, 1, ids[:8]), talk(two, 1, ids[:8]))
         assert texts[0] == texts[1] != ""

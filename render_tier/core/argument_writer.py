@@ -137,6 +137,15 @@ class ArgumentWriter:
             elif self._size > self._hold_limit or (starts and self._no_json(text[0], calls)):
                 self._begin_stream(calls)
 
+    def plain(self, text: str) -> str | None:
+        """The short way of `value` for text (not empty) of a streamed string: the argument text to be passed
+        on. None when it is for `value`."""
+        if self._mode != _STREAM or self._fresh:
+            return None
+        if self._values.trims_newline and (self._newline or text[-1] == "\n"):
+            return None
+        return quoted(text)[1:-1]
+
     def _no_json(self, character: str, calls: Calls) -> bool:
         """Whether a value that is JSON or text is text, because of how it begins."""
         key_says = self._mode == _HOLD and not self._key.text

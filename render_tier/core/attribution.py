@@ -17,13 +17,15 @@ class Ledger:
     """``add`` a token before its text; ``advance`` over text as it is decided; ``take`` what became certain.
 
     ``starts``: for every token not yet attributed, its first character's distance from the first undecided
-    one.
+    one. ``tokens``: how many were read, which
+    is the machine's to count.
     """
 
-    __slots__ = ("_base", "_count", "_region", "_runs", "_written", "starts")
+    __slots__ = ("_base", "_count", "_region", "_runs", "_written", "starts", "tokens")
 
     def __init__(self) -> None:
         self.starts: deque[int] = deque()
+        self.tokens = 0
         self._written = 0  # characters written
         self._base = 0  # characters decided
         self._region = Region.MARKUP
@@ -78,15 +80,12 @@ class Ledger:
             last = start
         return self._written - self._base, gaps
 
-    @classmethod
-    def load(cls, undecided: int, gaps: list[int]) -> Ledger:
-        """Raises ValueError for what `dump` cannot have given."""
-        self = cls()
+    def restore(self, tokens: int, undecided: int, gaps: list[int]) -> None:
+        """Take over a count and what `dump` gave. Raises ValueError for what it cannot have given."""
         if undecided < 0 or any(gap < 0 for gap in gaps) or sum(gaps) > undecided:
             raise ValueError("impossible token ledger")
-        self._written = undecided
+        self.tokens, self._written = tokens, undecided
         start = 0
         for gap in gaps:
             start += gap
             self.starts.append(start)
-        return self

@@ -67,8 +67,8 @@ class Awaited:
                 break
         return tail[-(len(self._text) - 1) :]
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return False
+    def plain(self, text: str) -> str | None:
+        return None
 
     def finish(self, calls: Calls) -> None:
         self.status = Status.FAILED

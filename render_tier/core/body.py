@@ -49,10 +49,10 @@ class Body(Protocol):
         """Read ``text[start:]`` and return the index of the first character not consumed (``len(text)`` while
         running). Sets ``status``."""
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        """The short way of `feed` for most tokens of most calls: True when the text was read as the inside
-        of a value, having nothing in it that may mean anything else; False when it is for `feed`. Asked only
-        of a committed body."""
+    def plain(self, text: str) -> str | None:
+        """The short way of `feed` for most tokens of most calls: the argument text to be passed on now, when
+        ``text`` (not empty) was read as the inside of a value, having nothing in it that may mean anything
+        else; None when it is for `feed`. Asked only of a committed body."""
 
     def finish(self, calls: Calls) -> None:
         """The output ends here: end the call, or fail. Leaves ``status`` DONE or FAILED."""

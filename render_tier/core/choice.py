@@ -67,8 +67,8 @@ class Choice:
         self.status, self.committed = self._body.status, self._body.committed
         return index
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return self._body is not None and self._body.plain(text, calls)
+    def plain(self, text: str) -> str | None:
+        return self._body.plain(text) if self._body is not None else None
 
     def _choose(self, chosen: int) -> None:
         self._chosen = chosen

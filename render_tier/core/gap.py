@@ -41,8 +41,8 @@ class Gap:
             self.status = Status.DONE
         return end
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return False
+    def plain(self, text: str) -> str | None:
+        return None
 
     def finish(self, calls: Calls) -> None:
         self.status = Status.DONE

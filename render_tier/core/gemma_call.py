@@ -79,6 +79,8 @@ class GemmaCall:
         self.raw = ""
         self.route = ""
         self._format = fmt
+        self._scanners = fmt.scanners
+        self._string_scanner = fmt.scanners[_STRING]
         self._hold_limit = hold_limit
         self._phase = _PREFIX
         self._held = ""  # may be the beginning of markup
@@ -104,7 +106,7 @@ class GemmaCall:
             if self._phase == _VALUE:
                 while index < len(text) and text[index] in _BLANKS:
                     index += 1
-            found = self._format.scanners[self._phase].next(text, index)
+            found = self._scanners[self._phase].next(text, index)
             if found.start > index and self._phase == _VALUE:
                 self._phase = _BARE
                 continue
@@ -118,13 +120,10 @@ class GemmaCall:
             self._mark(found.kind, calls)
         return index - before
 
-    def plain(self, text: str, calls: Calls) -> bool:
+    def plain(self, text: str) -> str | None:
         if self._phase != _STRING or self._held or self._brace or text[-1] == "}":
-            return False
-        if self._format.scanners[_STRING].first(text) is not None:
-            return False
-        self._arguments.value(text, calls)
-        return True
+            return None
+        return self._arguments.plain(text) if self._string_scanner.first(text) is None else None
 
     def finish(self, calls: Calls) -> None:
         self._over(self._format.end, calls)

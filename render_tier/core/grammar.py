@@ -74,7 +74,7 @@ class Node:
         "done",
         "drops_blanks",
         "failed",
-        "first",
+        "firsts",
         "gives_back",
         "held",
         "ids",
@@ -83,6 +83,7 @@ class Node:
         "name",
         "on",
         "opens_call",
+        "plain",
         "routes",
         "search",
         "separator",
@@ -112,7 +113,8 @@ class Node:
         except ValueError as error:
             raise TableError(f"state {name!r}: {error}") from None
         self.search: Final = markers.search
-        self.first: Final = markers.first
+        self.firsts: Final = markers.firsts if state.body is None else frozenset[str]()
+        self.plain: Mapping[int, str | None] = {}
         self.held: Final = markers.held
         self.width: Final = markers.width
 
@@ -121,7 +123,7 @@ class Grammar:
     """The joined table of one deployment, for one vocabulary. Immutable; shared by all streams.
 
     ``marker_ids``: token ID to text for the tokens that are markers by themselves, in any state.
-    ``plain``: the text of tokens that are nothing but text. ``skipped``: the special tokens that are no
+    ``skipped``: the special tokens that are no
     markers; their text is left out unless the request keeps special tokens.
     """
 
@@ -138,7 +140,13 @@ class Grammar:
         by_name = {node.name: node for node in self.nodes}
         self.marker_ids: Final[Mapping[int, str]] = _link(by_name, states, vocabulary)
         self.skipped: Final = vocabulary.special_ids - self.marker_ids.keys()
-        self.plain: Final[Mapping[int, str | None]] = _PlainPieces(vocabulary, self.marker_ids)
+        tables: dict[frozenset[str], _PlainPieces] = {}
+        for node in self.nodes:
+            if node.firsts not in tables:
+                tables[node.firsts] = _PlainPieces(vocabulary, self.marker_ids, node.firsts)
+            node.plain = tables[node.firsts]
+            if node.body is not None:
+                node.body.open("", 0)  # what it looks for is compiled now, and not while an output waits
         self.content: Final = by_name[CONTENT]
         self._answer = by_name[tool.initial]
         first = FIRST if FIRST in by_name else reasoning.initial if reasoning else tool.initial
@@ -154,19 +162,22 @@ class Grammar:
 
 
 class _PlainPieces(dict[int, str | None]):
-    """Token ID to its text, for tokens of whole characters that are neither markers nor special; else None.
-    Filled when first asked."""
+    """Token ID to its text, for tokens of whole characters that are neither markers nor special and have none
+    of ``firsts`` in them; else None. Filled when first asked."""
 
-    def __init__(self, vocabulary: Vocabulary, marker_ids: Mapping[int, str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, marker_ids: Mapping[int, str], firsts: frozenset[str]) -> None:
         super().__init__()
         self._vocabulary = vocabulary
         self._marker_ids = marker_ids
+        self._firsts = firsts
 
     def __missing__(self, token_id: int) -> str | None:
         vocabulary = self._vocabulary
         piece = vocabulary.pieces[token_id]
-        special = token_id in self._marker_ids or token_id in vocabulary.special_ids
-        plain = None if special or not isinstance(piece, str) or not piece else piece
+        plain = None
+        if isinstance(piece, str) and piece and self._firsts.isdisjoint(piece):
+            special = token_id in self._marker_ids or token_id in vocabulary.special_ids
+            plain = None if special else piece
         if 0 <= token_id < vocabulary.size:  # as in `Vocabulary.pieces`
             self[token_id] = plain
         return plain

@@ -107,12 +107,9 @@ class HeaderCall:
                 index = self._read_header(text, index, calls)
         return index
 
-    def plain(self, text: str, calls: Calls) -> bool:
+    def plain(self, text: str) -> str | None:
         tracker = self._tracker
-        if tracker is None or self._held or not tracker.plain(text):
-            return False
-        calls.call_arguments(text)
-        return True
+        return text if tracker is not None and not self._held and tracker.plain(text) else None
 
     def _read_header(self, text: str, index: int, calls: Calls) -> int:
         before = self._header

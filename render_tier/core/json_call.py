@@ -115,12 +115,9 @@ class JsonCall:
                     self.status = Status.FAILED
         return index
 
-    def plain(self, text: str, calls: Calls) -> bool:
+    def plain(self, text: str) -> str | None:
         tracker = self._tracker
-        if self._phase != _ARGUMENTS or tracker is None or not tracker.plain(text):
-            return False
-        calls.call_arguments(text)
-        return True
+        return text if tracker is not None and self._phase == _ARGUMENTS and tracker.plain(text) else None
 
     def finish(self, calls: Calls) -> None:
         if not self.committed:

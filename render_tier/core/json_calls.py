@@ -81,8 +81,9 @@ class JsonCalls:
                 index = self._structure(text, index)
         return index
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return self._call is not None and self._call.committed and self._call.plain(text, calls)
+    def plain(self, text: str) -> str | None:
+        call = self._call
+        return call.plain(text) if call is not None and call.committed else None
 
     def _structure(self, text: str, index: int) -> int:
         """One character between elements. Returns the index after it, or before it when it ends the body."""

@@ -54,8 +54,8 @@ class Lead:
                 return end
         return end
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return False
+    def plain(self, text: str) -> str | None:
+        return None
 
     def finish(self, calls: Calls) -> None:
         self.status = Status.DONE if self.raw == self._lead.rstrip() else Status.FAILED

@@ -11,12 +11,11 @@ class Markers:
     """Finds the markers; the first in the text wins, and none is part of another, so that which one it is
     does not depend on how much of the text has come.
 
-    ``search``: a compiled pattern's method, None when there are no markers; ``first``: one that finds a
-    character with which a marker begins. ``width``: the most characters
-    that `held` asks for.
+    ``search``: a compiled pattern's method, None when there are no markers. ``firsts``: the characters with
+    which a marker begins. ``width``: the most characters that `held` asks for.
     """
 
-    __slots__ = ("_prefixes", "first", "search", "width")
+    __slots__ = ("_first", "_prefixes", "firsts", "search", "width")
 
     def __init__(self, markers: Iterable[str]) -> None:
         """Raises ValueError for a marker that is empty or part of another."""
@@ -27,16 +26,17 @@ class Markers:
         self.search: Final = re.compile("|".join(map(re.escape, texts))).search if texts else None
         self._prefixes: Final = frozenset(text[:n] for text in texts for n in range(1, len(text)))
         self.width: Final = max((len(text) - 1 for text in texts), default=0)
-        firsts = "".join(sorted({re.escape(text[0]) for text in texts}))
-        self.first: Final = re.compile(f"[{firsts}]").search if firsts else None
+        self.firsts: Final = frozenset(text[0] for text in texts)
+        pattern = "|".join(map(re.escape, sorted(self.firsts)))
+        self._first: Final = re.compile(pattern).search if texts else None
 
     def held(self, text: str) -> int:
         """How many characters at the end of ``text`` may be the beginning of a marker."""
-        if self.first is None:
+        if self._first is None:
             return 0
         length = len(text)
         start = max(0, length - self.width)
-        while (found := self.first(text, start)) is not None:
+        while (found := self._first(text, start)) is not None:
             start = found.start()
             if text[start:] in self._prefixes:
                 return length - start

@@ -82,8 +82,8 @@ class PythonCalls:
             index += used
         return index
 
-    def plain(self, text: str, calls: Calls) -> bool:
-        return False
+    def plain(self, text: str) -> str | None:
+        return self._literal.plain(text) if self._literal is not None else None
 
     def _value(self, literal: PythonLiteral, text: str, index: int, calls: Calls) -> int:
         out: list[str] = []

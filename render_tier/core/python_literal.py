@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from render_tier.core.json_tracker import MAX_DEPTH
+from render_tier.core.tool_schema import quoted
 
 TOKEN_LIMIT: Final = 1024
 """Longest number or word; Python itself refuses to read integers beyond 4300 digits."""
@@ -38,6 +39,7 @@ DONE: Final = 9
 _BLANKS: Final = " \t\r\n"
 _TOKEN_RUN: Final = re.compile(r"[\w.+-]+")
 _RUNS: Final = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
+_MARKS: Final = {quote: re.compile(rf"[\\{quote}]").search for quote in "'\""}
 _SIMPLE: Final = {
     "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v",
     "\\": "\\", "'": "'", '"': '"', "\n": "",
@@ -124,6 +126,13 @@ class PythonLiteral:
             if not self.valid or self._mode == DONE:
                 return index
         return -1
+
+    def plain(self, text: str) -> str | None:
+        """The short way of `feed` inside a string: the JSON of text in which nothing ends or is escaped. None
+        when it is for `feed`."""
+        if self._mode != STRING or self._key or _MARKS[self._quote[0]](text) is not None:
+            return None
+        return quoted(text)[1:-1]
 
     # --- structure ---
 
@@ -368,7 +377,7 @@ class PythonLiteral:
 
     def _text(self, text: str, out: list[str]) -> None:
         if text:
-            self._write(msgspec.json.encode(text)[1:-1].decode(), out)
+            self._write(quoted(text)[1:-1], out)
 
     def _write(self, text: str, out: list[str]) -> None:
         if not self._key:

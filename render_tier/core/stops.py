@@ -55,11 +55,6 @@ class StopMatcher:
         """How many characters at the end of the text may still become part of a stop string."""
         return max(self.progress, default=0)
 
-    def passes(self, text: str) -> bool:
-        """Whether no stop string is begun and none begins in this text, so that `feed` would change
-        nothing."""
-        return not any(self.progress) and self._table.first.search(text) is None
-
     def feed(self, text: str, *, armed: bool = True) -> tuple[int, str] | None:
         """Read more text. Returns (index after the match, stop string), or None. Not armed (min_tokens), a
         string that completes here does not count, but its parts go on counting."""

@@ -178,11 +178,10 @@ class XmlCall:
             index = found.end
         return index - before
 
-    def plain(self, text: str, calls: Calls) -> bool:
+    def plain(self, text: str) -> str | None:
         if self._phase != _VALUE or self._held or self._value_scanner.first(text) is not None:
-            return False
-        self._arguments.value(text, calls)
-        return True
+            return None
+        return self._arguments.plain(text)
 
     def finish(self, calls: Calls) -> None:
         if not self.committed:

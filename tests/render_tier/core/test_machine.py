@@ -102,7 +102,7 @@ class TestAttribution:
     @pytest.mark.parametrize("saved", [(-1, []), (1, [2]), (3, [2, 2]), (3, [-1])])
     def test_an_impossible_ledger_is_refused(self, saved: tuple[int, list[int]]) -> None:
         with pytest.raises(ValueError, match="ledger"):
-            Ledger.load(*saved)
+            Ledger().restore(0, *saved)
 
 
 class TestDetokenizing:

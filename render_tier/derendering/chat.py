@@ -20,14 +20,22 @@ from render_tier.protocol.responses import (
 )
 
 
-def call_id(request_id: str, context: Context, choice: int, call: int, written: str = "") -> str:
+def call_id(
+    request_id: str,
+    context: Context,
+    choice: int,
+    call: int,
+    written: str = "",
+    *,
+    prefix: str = "chatcmpl-tool-",
+) -> str:
     """The ID of a call: the one that the model wrote, for families that have them; else one that is the same
     whenever the same chunk is derendered and never shared by two requests."""
     if written:
         return written
     digest = hashlib.blake2b(request_id.encode(errors="surrogatepass"), key=context.digest, digest_size=8)
     digest.update(f"/{choice}/{call}".encode())
-    return f"chatcmpl-tool-{digest.hexdigest()}"
+    return prefix + digest.hexdigest()
 
 
 def shown_call(context: Context, index: int) -> bool:

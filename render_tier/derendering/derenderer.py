@@ -1,8 +1,8 @@
 """Derender, the facade: a request body in, the response body out. Synchronous, CPU only, safe for threads.
 
-Chat and completions, whole and by the chunk. Everything a stream needs later is in the state that it
-answers with; this object keeps only caches, of resolved contexts and of streams, which save work and change
-no answer.
+Chat, completions and messages, whole and by the chunk. Everything a stream needs later is in the state that
+it answers with; this object keeps only caches, of resolved contexts and of streams, which save work and
+change no answer.
 """
 
 from __future__ import annotations
@@ -20,22 +20,28 @@ from render_tier.derendering.settings import DerenderSettings
 from render_tier.derendering.stream_cache import StreamCache
 from render_tier.derendering.streams import Source, Streams
 from render_tier.derendering.whole import WholeAnswers
-from render_tier.protocol.derender import ChatDerender, CompletionDerender, StreamStart
+from render_tier.protocol.derender import (
+    ChatDerender,
+    CompletionDerender,
+    MessagesDerender,
+    StreamStart,
+)
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import misshapen
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatDerender)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionDerender)
+_messages_decoder: Final = msgspec.json.Decoder(MessagesDerender)
 _encoder: Final = msgspec.json.Encoder()
 
 Body = TypeVar("Body")
 
 
 class Derenderer:
-    """``chat`` and ``completions`` take one request body and return one response body, both JSON; every
-    refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the engine's answer has
-    none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how each streaming call
-    found its stream."""
+    """``chat``, ``completions`` and ``messages`` take one request body and return one response body, both
+    JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the engine's
+    answer has none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how each
+    streaming call found its stream."""
 
     def __init__(
         self,
@@ -87,6 +93,21 @@ class Derenderer:
             request.context,
         )
         return _encoder.encode(self.streams.answer("completion", start, request.generate_chunk, model))
+
+    def messages(self, body: bytes) -> bytes:
+        """``POST /v1/messages/derender``."""
+        request = decoded(_messages_decoder, body)
+        model = self.served_name(request.model)
+        if not request.stream:
+            return _encoder.encode(self._whole.messages(request, model))
+        start = StreamStart(
+            request.stream_state,
+            request.messages_request,
+            request.prompt_token_ids,
+            request.prompt_tokens,
+            request.context,
+        )
+        return _encoder.encode(self.streams.answer("messages", start, request.generate_chunk, model))
 
     def served_name(self, asked: str | None) -> str:
         """The name to answer with. Raises NotFound."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Raw
 
 from render_tier.core.events import Event, Text
 from render_tier.core.table import Region
-from render_tier.derendering.context import Context
+from render_tier.derendering.context import Context, Kind
 from render_tier.derendering.output import Step
 from render_tier.protocol.derender import TokensChoice, given
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.responses import LogprobsOut
 from render_tier.protocol.validation import misshapen
 
-NEEDS_REQUEST = (
-    "chat_request is required when a tool or reasoning parser is configured because plain detokenization "
-    "would leak raw parser markup into content."
-)
+REQUEST_FIELDS: Mapping[Kind, str] = {
+    "chat": "chat_request",
+    "completion": "completion_request",
+    "messages": "messages_request",
+    "responses": "responses_request",
+}
+"""What the client's own request is called in a derender call."""
 
 
 def logprobs(step: Step) -> LogprobsOut | None:
@@ -36,6 +39,13 @@ def token_ids(choice: TokensChoice, step: Step, context: Context) -> list[int] |
 
 def passed_on(prompt_token_ids: Raw, context: Context) -> Raw | None:
     return prompt_token_ids if context.returns_token_ids and given(prompt_token_ids) else None
+
+
+def needs_request(kind: Kind) -> BadRequest:
+    return BadRequest(
+        f"{REQUEST_FIELDS[kind]} is required when a tool or reasoning parser is configured because plain "
+        "detokenization would leak raw parser markup into content."
+    )
 
 
 def missing(name: str) -> BadRequest:

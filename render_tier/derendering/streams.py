@@ -12,19 +12,27 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw
 
+from render_tier.derendering.anthropic import (
+    BlockWriter,
+    Progress,
+    message_start,
+    message_usage,
+    stopping,
+)
 from render_tier.derendering.bounds import Bounds
 from render_tier.derendering.chat import delta
-from render_tier.derendering.context import Kind
+from render_tier.derendering.context import Context, Kind
 from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.logprobs import completion_logprobs
 from render_tier.derendering.output import Output, Step
 from render_tier.derendering.peer_state import take_over
-from render_tier.derendering.pieces import NEEDS_REQUEST, content, logprobs, missing, passed_on, token_ids
+from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.settings import DerenderSettings
 from render_tier.derendering.state import VERSION, StateCodec, Stream, refused_version, request_digest
 from render_tier.derendering.stream_cache import StreamCache
 from render_tier.derendering.usage import usage
+from render_tier.protocol.anthropic_answers import MessageDelta, MessageEvent, MessageStop
 from render_tier.protocol.derender import (
     PeerStreamState,
     StreamStart,
@@ -40,6 +48,7 @@ from render_tier.protocol.responses import (
     CompletionChunk,
     CompletionChunkChoice,
     DerenderNotes,
+    EventsAnswer,
     StreamStateOut,
     Usage,
 )
@@ -82,23 +91,27 @@ class Streams:
             f"{model.fingerprint}\0{settings.reasoning_parser}\0{settings.tool_parser}", settings.state_keys
         )
 
-    def answer(self, kind: Kind, start: StreamStart, chunk: TokensChunk | None, model: str) -> ChunkAnswer:
+    def answer(
+        self, kind: Kind, start: StreamStart, chunk: TokensChunk | None, model: str
+    ) -> ChunkAnswer | EventsAnswer:
         """One call with one chunk. ``model``: the name to answer with."""
         chunk = _one_choice(chunk, kind)
         if (
-            kind == "chat"
+            kind != "completion"
             and self._contexts.has_parser
             and not given(start.stream_state)
             and start.context is None
         ):
             if not given(start.request):
-                raise BadRequest(NEEDS_REQUEST)
+                raise needs_request(kind)
             if not given(start.prompt_token_ids):
                 raise BadRequest(NEEDS_PROMPT)
         stream = self.begin(kind, start, chunk.request_id, chunk.created, _length(chunk))
         out, notes = self.read(stream, chunk, start.prompt_tokens, model)
         state = self.state(stream)
         self._cache.put(state.s, stream)
+        if isinstance(out, list):
+            return EventsAnswer(out, state, notes)
         return ChunkAnswer(out, state, notes)
 
     def begin(
@@ -113,13 +126,15 @@ class Streams:
             if isinstance(state, str):
                 return self._continued(kind, start, state, request, created)
             peer = state
+            if kind == "messages":
+                raise BadRequest("invalid stream_state: it is not one of this endpoint", param="stream_state")
             if (
                 kind == "chat"
                 and self._contexts.has_parser
                 and start.context is None
                 and not given(start.request)
             ):
-                raise BadRequest(NEEDS_REQUEST)
+                raise needs_request(kind)
         context = self._contexts.of_request(kind, start.request, start.prompt_token_ids, start.context)
         stream = Stream(Output(context, self._model.eos_token_ids), request, self._created(created))
         if peer is not None:
@@ -129,10 +144,13 @@ class Streams:
 
     def read(
         self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
-    ) -> tuple[ChatChunk | CompletionChunk, DerenderNotes]:
+    ) -> tuple[ChatChunk | CompletionChunk | list[MessageEvent], DerenderNotes]:
         """Read a chunk of at most one choice. The stream is of no use any more when this raises."""
-        if stream.output.context.kind == "chat":
+        kind = stream.output.context.kind
+        if kind == "chat":
             return self._chat(stream, chunk, prompt_tokens, model)
+        if kind == "messages":
+            return self._messages(stream, chunk, prompt_tokens, model)
         return self._completion(stream, chunk, prompt_tokens, model)
 
     def state(self, stream: Stream) -> StreamStateOut:
@@ -251,6 +269,39 @@ class Streams:
         )
         return made, _notes(stream, chunk, shows)
 
+    def _messages(
+        self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
+    ) -> tuple[list[MessageEvent], DerenderNotes]:
+        output = stream.output
+        context = output.context
+        events: list[MessageEvent] = []
+        over = output.finished
+        step = self._advance(stream, chunk) if chunk.choices else None
+        if step is not None and not over:
+            used = message_usage(
+                _prompt_tokens(chunk, prompt_tokens, context),
+                stream.tokens,
+                chunk.usage,
+                output.reasoning_tokens if context.counts_reasoning else None,
+            )
+            if not stream.role_sent:
+                stream.role_sent = True
+                events.append(message_start(chunk.request_id, model, used))
+            progress = stream.progress_as(Progress)
+            writer = BlockWriter(progress, context, chunk.request_id)
+            writer.write(step.events)
+            if output.finished:
+                writer.finish()
+            events += writer.events
+            if output.finished:
+                end = stopping(step.finish_reason, step.stop_reason, progress)
+                events += (MessageDelta(end, used), MessageStop())
+            stream.progress = msgspec.msgpack.encode(progress)
+        notes = DerenderNotes(
+            context.digest.hex(), stream.tokens, output.reasoning_tokens, not events, output.finished
+        )
+        return events, notes
+
     def _advance(self, stream: Stream, chunk: TokensChunk) -> Step:
         choice = chunk.choices[0]
         self._bounds.choice(choice)
@@ -295,6 +346,14 @@ def _usage(chunk: TokensChunk, prompt_tokens: int | None, stream: Stream) -> Usa
         counted,
         output.reasoning_tokens if output.context.counts_reasoning else None,
     )
+
+
+def _prompt_tokens(chunk: TokensChunk, given_count: int | None, context: Context) -> int:
+    if given_count is not None:
+        return given_count
+    if context.prompt_length or chunk.usage is None:
+        return context.prompt_length
+    return chunk.usage.prompt_tokens
 
 
 def _one_choice(chunk: TokensChunk | None, kind: Kind) -> TokensChunk:

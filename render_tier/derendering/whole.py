@@ -1,4 +1,4 @@
-"""Whole answers: a finished generate reply in, a chat completion or text completion out."""
+"""Whole answers: a finished generate reply in, a chat completion, text completion or message out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw
 
+from render_tier.derendering.anthropic import (
+    BlockWriter,
+    Progress,
+    message_usage,
+    put_together,
+    stopping,
+)
 from render_tier.derendering.bounds import Bounds
 from render_tier.derendering.chat import message
 from render_tier.derendering.context import Context
 from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.logprobs import completion_logprobs
 from render_tier.derendering.output import Output
-from render_tier.derendering.pieces import NEEDS_REQUEST, content, logprobs, missing, passed_on, token_ids
+from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.usage import summed, usage
-from render_tier.protocol.derender import ChatDerender, CompletionDerender, TokensResponse, given
+from render_tier.protocol.anthropic_answers import MessageOut
+from render_tier.protocol.derender import (
+    ChatDerender,
+    CompletionDerender,
+    MessagesDerender,
+    TokensResponse,
+    given,
+)
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.responses import ChatChoice, ChatCompletion, Completion, CompletionChoice
 from render_tier.protocol.validation import misshapen
@@ -44,7 +58,7 @@ class WholeAnswers:
         self._bounds.responses([response])
         prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
         if not given(request.chat_request) and request.context is None and self._contexts.has_parser:
-            raise BadRequest(NEEDS_REQUEST)
+            raise needs_request("chat")
         context = self._contexts.of_request("chat", request.chat_request, prompt, request.context)
         choices = []
         completion_tokens = reasoning_tokens = 0
@@ -78,6 +92,38 @@ class WholeAnswers:
             prompt_token_ids=passed_on(response.prompt_token_ids, context),
             kv_transfer_params=response.kv_transfer_params,
             metrics=response.metrics,
+        )
+
+    def messages(self, request: MessagesDerender, model: str) -> MessageOut:
+        response = request.generate_response
+        if response is None:
+            raise missing("generate_response")
+        self._bounds.responses([response])
+        if len(response.choices) != 1:
+            raise BadRequest(f"a message is made of one choice, not of {len(response.choices)}")
+        prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
+        if not given(request.messages_request) and request.context is None and self._contexts.has_parser:
+            raise needs_request("messages")
+        context = self._contexts.of_request("messages", request.messages_request, prompt, request.context)
+        output = Output(context, self._model.eos_token_ids)
+        step = output.advance(response.choices[0], whole=True)
+        progress = Progress()
+        writer = BlockWriter(progress, context, response.request_id)
+        writer.write(step.events)
+        writer.finish()
+        end = stopping(step.finish_reason, step.stop_reason, progress)
+        return MessageOut(
+            id=response.request_id,
+            model=model,
+            content=put_together(writer.events),
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=message_usage(
+                self._prompt_tokens(request.prompt_tokens, context, response),
+                step.used,
+                response.usage,
+                output.reasoning_tokens if context.counts_reasoning else None,
+            ),
         )
 
     def completion(self, request: CompletionDerender, model: str) -> Completion:

@@ -91,6 +91,20 @@ class CompletionDerender(msgspec.Struct, kw_only=True):
     context: str | None = None
 
 
+class MessagesDerender(msgspec.Struct, kw_only=True):
+    """Anthropic's API, ours alone: as chat."""
+
+    stream: bool = False
+    model: str | None = None
+    generate_response: TokensResponse | None = None
+    generate_chunk: TokensChunk | None = None
+    stream_state: msgspec.Raw = ABSENT
+    prompt_tokens: Count | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    messages_request: msgspec.Raw = ABSENT
+    context: str | None = None
+
+
 class StreamStart(msgspec.Struct, gc=False):
     """How a stream begins or goes on: ``request`` is the client's request, ``context`` stands for it and for
     the prompt's IDs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
@@ -203,6 +205,8 @@ class DerenderNotes(msgspec.Struct, gc=False):
     completion_tokens: int
     reasoning_tokens: int
     empty: bool
+    finished: bool | UnsetType = UNSET
+    """Where the answer is a list of events: the choice is over. A chunk's finish reason says it otherwise."""
 
 
 class StreamStateOut(msgspec.Struct, gc=False):
@@ -212,5 +216,13 @@ class StreamStateOut(msgspec.Struct, gc=False):
 
 class ChunkAnswer(msgspec.Struct, gc=False):
     chunk: ChatChunk | CompletionChunk
+    stream_state: StreamStateOut | Raw
+    derender: DerenderNotes
+
+
+class EventsAnswer(msgspec.Struct, gc=False):
+    """For APIs that stream events of many types."""
+
+    events: list[Any]
     stream_state: StreamStateOut | Raw
     derender: DerenderNotes

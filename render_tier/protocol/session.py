@@ -25,7 +25,7 @@ class StreamOpen(msgspec.Struct, kw_only=True):
     """``request``: the chat or completions request; it and ``prompt_token_ids`` may be left out where
     ``context`` names them. ``stream_state``: go on from there."""
 
-    endpoint: Literal["chat", "completions"]
+    endpoint: Literal["chat", "completions", "messages", "responses"]
     request_id: str
     model: str | None = None
     created: Count | None = None
@@ -63,14 +63,17 @@ class Notes(msgspec.Struct):
     completion_tokens: int = 0
     reasoning_tokens: int | None = None
     empty: bool = False
+    finished: bool = False
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """As the client reads it. ``chunk`` is the JSON of one server-sent event. After an ``error`` the stream
+    """As the client reads it. ``chunk`` is the JSON of one server-sent event; streams of events have
+    ``events``, each of them the JSON of one. After an ``error`` the stream
     is closed. ``stream`` is absent from ``moving``."""
 
     stream: int = -1
     chunk: msgspec.Raw = ABSENT
+    events: list[msgspec.Raw] | None = None
     derender: Notes | None = None
     stream_state: msgspec.Raw = ABSENT
     error: ErrorInfo | None = None

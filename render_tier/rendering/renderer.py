@@ -317,14 +317,14 @@ class Renderer:
         hidden = (
             self._settings.exclude_tools_when_tool_choice_none
             and isinstance(request, ChatCompletionRequest)
+            and request.tool_choice == "none"
+        )
+        return None if hidden else [tool.template_form() for tool in request.tools]
+
     def _content_template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
         """Decides between parts and plain text. As in vLLM, a template among the kwargs does not."""
         own = self._assets.chat_template is not None
         return self._template(request, {**variables, "chat_template": None} if own else variables)
-
-            and request.tool_choice == "none"
-        )
-        return None if hidden else [tool.template_form() for tool in request.tools]
 
     def _template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
         brought = request.chat_template or variables.get("chat_template")

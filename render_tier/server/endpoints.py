@@ -74,6 +74,9 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
     def derender_chat(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.chat(body))
 
+    def derender_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.messages(body))
+
     def derender_completions(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.completions(body))
 
@@ -99,6 +102,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint(
             "/v1/completions/derender", "derender", derender_completions, "Token IDs to a completion or chunk"
         ),
+        Endpoint("/v1/messages/derender", "derender", derender_messages, "Token IDs to a message or events"),
         Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs"),
         Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
     )

@@ -30,9 +30,10 @@ class SequenceSource(Protocol):
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One sequence in a decode step: ``token`` is computed at ``position``; its KV goes into ``blocks``."""
+    """One sequence in a decode step: ``token`` is computed at ``position``; its KV goes into ``blocks``.
+    Without ``token`` the prompt ends at ``position`` and is there already, with its state."""
 
-    token: int
+    token: int | None
     position: int
     blocks: Sequence[int]
 
@@ -58,7 +59,8 @@ class Backend(Protocol):
     def prefill(
         self, prompt: Sequence[int], start: int, end: int, blocks: Sequence[int], logprobs: int | None
     ) -> PromptLogprobs:
-        """Compute the KV of ``prompt[start:end]``. With ``logprobs``: those of ``prompt[start+1:end+1]``."""
+        """Compute the KV of ``prompt[start:end]``, and the prompt's state if it ends there. With
+        ``logprobs``: those of ``prompt[start+1:end+1]``."""
 
     def decode(self, rows: Sequence[tuple[DecodeRow, SequenceSource]]) -> list[Decoded]: ...
 

@@ -48,12 +48,13 @@ class Rotary:
         """For ``turn``."""
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
-    def columns(self, start: int, end: int) -> Turns:
-        """For ``turn_columns`` of tokens at positions ``start…end-1``."""
-        return (
-            np.ascontiguousarray(self._cos[start:end].T),
-            np.ascontiguousarray(self._sin[start:end].T),
-        )
+    def columns(self, start: int, end: int, width: int) -> Turns:
+        """For ``turn_columns`` of tokens at positions ``start…end-1`` in the first of ``width`` columns; the
+        other columns become zero."""
+        cos, sin = np.zeros((2, self._cos.shape[1], width), dtype=np.float32)
+        cos[:, : end - start] = self._cos[start:end].T
+        sin[:, : end - start] = self._sin[start:end].T
+        return cos, sin
 
     @staticmethod
     def turn(x: FloatArray, turns: Turns) -> FloatArray:

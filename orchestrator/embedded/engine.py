@@ -252,7 +252,7 @@ class Engine:
                 self.totals.transfers_failed += 1
                 self._retire(request)
                 return Loaded.ABORTED if request.aborted else Loaded.REJECTED
-            self.totals.prompt_tokens_pulled += len(live.job.prompt) - 1
+            self.totals.prompt_tokens_pulled += len(live.job.prompt)
             self.totals.kv_bytes_received += self.bytes_of(blocks)
             self.totals.transfers_received += 1
             self.totals.transfer_seconds += seconds
@@ -284,7 +284,7 @@ class Engine:
         return self.backend.store.buffers(blocks)
 
     def bytes_of(self, blocks: tuple[int, ...]) -> int:
-        return self.backend.store.layout.bytes_per_block * len(blocks)
+        return self.backend.store.layout.bytes_of(len(blocks))
 
     def sent(self, count: int) -> None:
         with self._changed:
@@ -369,8 +369,6 @@ class Engine:
                 live = self._live[sequence.request.id]
                 if sequence.request.aborted:
                     continue
-                if live.generated[sequence.index] == 0 and sequence.index == 0:
-                    self.totals.prompt_tokens_computed += 1
                 live.generated[sequence.index] += 1
                 self.totals.generated_tokens += 1
                 token = result.sampled.token

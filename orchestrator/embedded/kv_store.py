@@ -1,4 +1,8 @@
-"""Paged KV memory: one array of fixed-size blocks, the same layout for every engine of a model."""
+"""Paged KV memory: one array of fixed-size blocks, the same layout for every engine of a model.
+
+With each block goes room for one *state*: what the last layer made of a prompt's last token, which lies in
+that block. The first output token comes from it without computing the prompt's last token again.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,28 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class KVLayout:
-    """Shape of the KV of one block: ``layers x (key, value) x kv_heads x block_size x head_dim`` float32."""
+    """Shape of the KV of one block: ``layers x (key, value) x kv_heads x block_size x head_dim`` float32;
+    ``state`` numbers of float32 are a state."""
 
     layers: int
     kv_heads: int
     head_dim: int
     block_size: int
+    state: int
 
     @property
     def bytes_per_block(self) -> int:
         return self.layers * 2 * self.block_size * self.kv_heads * self.head_dim * 4
 
+    def bytes_of(self, blocks: int) -> int:
+        """Bytes of a prompt that has so many blocks: their KV and its state."""
+        return self.bytes_per_block * blocks + self.state * 4
+
     def describe(self) -> str:
         """Text that is equal exactly when two engines can exchange blocks as bytes."""
         return (
             f"float32-le layers={self.layers} kv_heads={self.kv_heads} "
-            f"head_dim={self.head_dim} block_size={self.block_size}"
+            f"head_dim={self.head_dim} block_size={self.block_size} state={self.state}"
         )
 
 
@@ -65,19 +75,27 @@ class KVStore:
         self.blocks = blocks
         shape = (layout.layers, 2, layout.kv_heads, blocks, layout.block_size, layout.head_dim)
         self._data: FloatArray = reserve(layout.bytes_per_block // 4 * blocks).reshape(shape)
+        self._states: FloatArray = reserve(layout.state * blocks).reshape(blocks, layout.state)
 
     def sequence(self, blocks: Sequence[int], tokens: int) -> SequenceKV:
         """The KV of the first ``tokens`` positions of the sequence that has these blocks."""
         return SequenceKV(self._data, blocks[: -(-tokens // self.layout.block_size)])
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy whole blocks."""
+        """Copy whole blocks and their states."""
         for a, b in zip(source, target, strict=True):
             self._data[:, :, :, b] = self._data[:, :, :, a]
+            self._states[b] = self._states[a]
+
+    def state(self, blocks: Sequence[int], tokens: int) -> FloatArray:
+        """The state of a prompt of ``tokens`` tokens with these blocks, ``(state,)``, to read or write."""
+        state: FloatArray = self._states[blocks[(tokens - 1) // self.layout.block_size]]
+        return state
 
     def buffers(self, blocks: Sequence[int]) -> Iterator[memoryview]:
-        """The bytes of whole blocks, without copying, in the order in which they travel: by layer, keys then
-        values, by head, blocks in list order. A receiver fills the same buffers of its own blocks."""
+        """The bytes of a prompt that has these blocks, without copying, in the order in which they travel: by
+        layer, keys then values, by head, blocks in list order; then the state. A receiver fills the same
+        buffers of its own blocks."""
         spans = list(runs(blocks))
         for layer in range(self.layout.layers):
             for kind in range(2):
@@ -85,6 +103,7 @@ class KVStore:
                     for first, end in spans:
                         part = self._data[layer, kind, head, first:end].reshape(-1)
                         yield part.view(np.uint8).data
+        yield self._states[blocks[-1]].view(np.uint8).data
 
 
 class SequenceKV:

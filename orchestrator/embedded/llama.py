@@ -4,9 +4,10 @@ Theory of operation. Disaggregated output must equal colocated output token for 
 depend on the sequence alone: never on what else runs, which engine computes it, on how many threads, or where
 its blocks lie.
 
-- A prompt of N tokens is prefilled as positions 0…N-2 in chunks that start at multiples of a fixed size, one
-  sequence at a time (``prefill``); position N-1 always goes through the decode path, on every engine. A
-  decode engine that pulled the KV therefore continues with exactly the call that a colocated engine makes.
+- A prompt is prefilled in chunks that start at multiples of a fixed size, one sequence at a time
+  (``prefill``). What the last layer made of its last token, the prompt's *state*, stays with the KV and
+  travels with it. The first output token is sampled from the state by the decode path, on every engine: a
+  decode engine that pulled the KV makes exactly the call that a colocated engine makes.
 - Decode projects all rows at once by products that keep rows apart bit for bit (``projection``); attention is
   computed per sequence.
 - BLAS itself runs on one thread. Work is shared out in pieces whose shape does not depend on the number of
@@ -63,16 +64,23 @@ class Llama:
 
     @staticmethod
     def layout(config: ModelConfig, block_size: int) -> KVLayout:
-        return KVLayout(config.layers, config.kv_heads, config.head_dim, block_size)
+        return KVLayout(config.layers, config.kv_heads, config.head_dim, block_size, config.hidden_size)
 
     def prefill(
-        self, tokens: Sequence[int], start: int, blocks: Sequence[int], *, hidden: bool = False
+        self,
+        tokens: Sequence[int],
+        start: int,
+        blocks: Sequence[int],
+        *,
+        ends: bool = False,
+        hidden: bool = False,
     ) -> FloatArray | None:
         """Compute the KV of ``tokens`` at positions ``start…``; earlier positions are already in ``blocks``.
 
-        With ``hidden``: the last layer's states ``(tokens, hidden)`` before the final norm.
+        With ``ends``: also the prompt's state. With ``hidden``: what the last layer makes of all the tokens,
+        ``(tokens, hidden)``, before the final norm.
         """
-        return self._chunk.compute(tokens, start, blocks, hidden=hidden)
+        return self._chunk.compute(tokens, start, blocks, ends=ends, hidden=hidden)
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Logits ``(tokens, vocab)`` of prefilled positions."""
@@ -85,9 +93,27 @@ class Llama:
         if len(batch) > most:
             parts = [self.decode(batch[first : first + most]) for first in range(0, len(batch), most)]
             return np.concatenate(parts)
+        count = len(batch)
+        x = self._rows(count)
+        for i, row in enumerate(batch):
+            if row.token is None:
+                x[i] = self.store.state(row.blocks, row.position + 1)
+        computed = [i for i, row in enumerate(batch) if row.token is not None]
+        if computed:
+            x[computed] = self._through_layers([batch[i] for i in computed])
+        normed = rms_norm(x, self._weights.norm, self.config.rms_norm_eps)
+        return joined(self._apply(self._head, normed))[:count]
+
+    def _rows(self, count: int) -> FloatArray:
+        """Room for a batch of ``count`` rows."""
+        width = padded(count) if self.rows_together else count
+        return np.zeros((width, self.config.hidden_size), dtype=np.float32)
+
+    def _through_layers(self, batch: Sequence[DecodeRow]) -> FloatArray:
+        """What the last layer makes of each row's token, ``(len(batch), hidden)``."""
         config, count = self.config, len(batch)
         q_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        x = np.zeros((padded(count) if self.rows_together else count, config.hidden_size), dtype=np.float32)
+        x = self._rows(count)
         x[:count] = self._weights.embedding[np.asarray([row.token for row in batch])]
         mixed = np.zeros((len(x), q_width), dtype=np.float32)
         stored = [self.store.sequence(row.blocks, row.position + 1) for row in batch]
@@ -113,7 +139,7 @@ class Llama:
             gate_up = self._apply(projections.gate_up, normed)
             gate, up = gate_up[: len(gate_up) // 2], gate_up[len(gate_up) // 2 :]
             x += joined(self._apply(projections.down, joined(swiglu(gate, up, np.empty_like(gate)))))
-        return joined(self._apply(self._head, rms_norm(x, self._weights.norm, config.rms_norm_eps)))[:count]
+        return x[:count]
 
     def _apply(self, projection: Projection, x: FloatArray) -> FloatArray:
         return projection.apply(x, self._workers, together=self.rows_together)

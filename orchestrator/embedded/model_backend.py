@@ -72,14 +72,14 @@ class ModelBackend:
     def prefill(
         self, prompt: Sequence[int], start: int, end: int, blocks: Sequence[int], logprobs: int | None
     ) -> PromptLogprobs:
-        hidden = self._model.prefill(prompt[start:end], start, blocks, hidden=logprobs is not None)
+        hidden = self._model.prefill(
+            prompt[start:end], start, blocks, ends=end == len(prompt), hidden=logprobs is not None
+        )
         if logprobs is None or hidden is None:
             return []
-        rows = log_softmax(self._model.logits(hidden))
-        return [
-            rank_tokens(row, token, logprobs)
-            for row, token in zip(rows, prompt[start + 1 : end + 1], strict=True)
-        ]
+        known = prompt[start + 1 : end + 1]
+        rows = log_softmax(self._model.logits(hidden[: len(known)]))
+        return [rank_tokens(row, token, logprobs) for row, token in zip(rows, known, strict=True)]
 
     def decode(self, rows: Sequence[tuple[DecodeRow, SequenceSource]]) -> list[Decoded]:
         logits = self._model.decode([row for row, _ in rows])
@@ -95,7 +95,7 @@ class ModelBackend:
         size = self.store.layout.block_size
         length = min(WARM_TOKENS, self.max_model_len - 1, self.store.blocks * size - 1)
         blocks = tuple(range(length // size + 1))
-        self._model.prefill([0] * length, 0, blocks)
+        self._model.prefill([0] * length, 0, blocks, ends=True)
         for width in WIDTHS:
             self._model.decode([DecodeRow(0, length, blocks)] * width)
 

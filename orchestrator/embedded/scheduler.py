@@ -40,11 +40,12 @@ class State(Enum):
 
 @dataclass(eq=False)
 class ScheduledSequence:
-    """One output sequence. ``token`` at ``position`` is what its next decode step computes."""
+    """One output sequence. ``token`` at ``position`` is what its next decode step computes; no token: the
+    prompt ends there, and the step only has to sample."""
 
     request: ScheduledRequest
     index: int
-    token: int
+    token: int | None
     position: int
     blocks: tuple[int, ...] = ()
     ready_at: float = 0.0
@@ -69,8 +70,7 @@ class ScheduledRequest:
     sequences: list[ScheduledSequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        last = len(self.prompt) - 1
-        self.sequences = [ScheduledSequence(self, i, self.prompt[last], last) for i in range(self.n)]
+        self.sequences = [ScheduledSequence(self, i, None, len(self.prompt) - 1) for i in range(self.n)]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Scheduler:
         if request.state is not State.LOADING:
             raise ValueError(f"request {request.id!r} is not loading")
         if ok and not request.aborted:
-            self._advance(request, len(request.prompt) - 1)
+            self._advance(request, len(request.prompt))
         else:
             self._retire(request)
 
@@ -209,7 +209,7 @@ class Scheduler:
         prefill = None
         for request in self._running.values():
             if request.state is State.PREFILLING:
-                end = min(request.computed + self._chunk, len(request.prompt) - 1)
+                end = min(request.computed + self._chunk, len(request.prompt))
                 prefill = PrefillWork(request, request.computed, end)
                 break
         if not ready and prefill is None:
@@ -282,11 +282,11 @@ class Scheduler:
 
     def _advance(self, request: ScheduledRequest, computed: int) -> None:
         request.computed = computed
-        if computed < len(request.prompt) - 1:
+        if computed < len(request.prompt):
             request.state = State.PREFILLING
             return
         request.state = State.DECODING
-        if request.n > 1 and computed > 0:
+        if request.n > 1:
             self._forks.append(request)
 
     def _forks_of(self, request: ScheduledRequest) -> list[Fork]:

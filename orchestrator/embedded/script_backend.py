@@ -116,7 +116,7 @@ class ScriptBackend:
             raise ModelError(f"config.json has no {error}") from error
         self.eos_token_ids = eos_token_ids(directory)
         self.fingerprint = fingerprint(directory)
-        self.store = KVStore(KVLayout(1, 1, DIGEST_FLOATS, block_size), blocks)
+        self.store = KVStore(KVLayout(1, 1, DIGEST_FLOATS, block_size, state=DIGEST_FLOATS), blocks)
         self._entries = load_script(script, self.vocab_size)
 
     def warm_up(self) -> None:
@@ -133,6 +133,7 @@ class ScriptBackend:
     ) -> PromptLogprobs:
         digests = self._digests(prompt, start, end)
         self.store.sequence(blocks, end).write(0, start, digests, digests)
+        self.store.state(blocks, end)[:] = digests[0, -1]
         if logprobs is None:
             return []
         return [(RankedToken(token, 0.0, 1),) for token in prompt[start + 1 : end + 1]]
@@ -145,12 +146,14 @@ class ScriptBackend:
         return decoded
 
     def accept_loaded(self, prompt: Sequence[int], blocks: Sequence[int]) -> bool:
-        count = len(prompt) - 1
-        if not count:
-            return True
+        count = len(prompt)
         keys, values = self.store.sequence(blocks, count).read(0, count)
+        state = self.store.state(blocks, count)
         expected = self._digests(prompt, 0, count)
-        return keys.tobytes() == expected.tobytes() and values.tobytes() == expected.tobytes()
+        return (
+            keys.tobytes() == values.tobytes() == expected.tobytes()
+            and state.tobytes() == expected[0, -1].tobytes()
+        )
 
     @staticmethod
     def _digests(prompt: Sequence[int], start: int, end: int) -> FloatArray:

@@ -1,4 +1,4 @@
-"""KV transfer protocol, version 1: frames and messages. Pure: bytes in, values out.
+"""KV transfer protocol, version 2: frames and messages. Pure: bytes in, values out.
 
 A decode engine (D) opens one TCP connection to the prefill engine (P) for each request:
 
@@ -6,7 +6,7 @@ A decode engine (D) opens one TCP connection to the prefill engine (P) for each 
     P → D  ACCEPT     bytes to come, lease seconds          or REFUSE reason, message (P closes)
     D → P  HEARTBEAT  while the request is queued on D      P → D HEARTBEAT, or REFUSE if the lease has ended
     D → P  PULL       D has allocated blocks
-    P → D  DATA       the blocks' bytes in the order of ``KVStore.buffers``
+    P → D  DATA       the prompt's bytes in the order of ``KVStore.buffers``
     D → P  DONE       everything has arrived: P frees the blocks
 
 D gives a claim up by closing the connection.
@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = struct.Struct("!B3xI")
 
 

@@ -19,6 +19,7 @@ import pytest
 from orchestrator.embedded.engine import EngineSettings
 from orchestrator.embedded.transfer_protocol import (
     HEADER,
+    VERSION,
     Hello,
     Kind,
     ProtocolError,
@@ -237,7 +238,7 @@ def accept(count: int) -> bytes:
         ((HEADER.pack(Kind.PULL, 0),), 503),
         ((accept(12345),), 409),
         ((), 503),
-        ((accept(4 * 16 * 2 * 2 * 2 * 16 * 4), HEADER.pack(Kind.DATA, 0) + b"half"), 503),
+        ((accept(4 * 16 * 2 * 2 * 2 * 16 * 4 + 64 * 4), HEADER.pack(Kind.DATA, 0) + b"half"), 503),
     ],
     ids=["other protocol", "huge frame", "malformed", "out of order", "wrong size", "silent", "stalls"],
 )
@@ -277,7 +278,7 @@ def hello(client: Client, params: dict[str, Any]) -> Hello:
         engine.settings.prefill_chunk,
     )
     return Hello(
-        version=1,
+        version=VERSION,
         compatibility=compatible,
         engine_id=params["remote_engine_id"],
         request_id=params["remote_request_id"],
@@ -314,7 +315,7 @@ def test_another_protocol_version_is_refused(prefill: Client) -> None:
     params = prefill.prefill(PROMPT)
     wrong = hello(prefill, params)
     with connect(params) as claimant:
-        claimant.sendall(encode(Kind.HELLO, Hello(**{**_fields(wrong), "version": 2})))
+        claimant.sendall(encode(Kind.HELLO, Hello(**{**_fields(wrong), "version": VERSION + 1})))
         assert decode_header(claimant.recv(HEADER.size), 1000)[0] is Kind.REFUSE
     assert prefill.running.engine.gauges().leases == 1
 

@@ -76,13 +76,17 @@ def reference_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -
 
 def run(model: Llama, tokens: list[int], blocks: tuple[int, ...], chunk: int) -> npt.NDArray[np.float32]:
     """Logits of the last token, as the engine computes them."""
-    last = len(tokens) - 1
-    for start in range(0, last, chunk):
-        model.prefill(tokens[start : min(start + chunk, last)], start, blocks)
-    return model.decode([DecodeRow(tokens[last], last, blocks)])[0]
+    prefill(model, tokens, blocks, chunk)
+    return model.decode([DecodeRow(None, len(tokens) - 1, blocks)])[0]
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 40, 100])
+def prefill(model: Llama, tokens: list[int], blocks: tuple[int, ...], chunk: int) -> None:
+    for start in range(0, len(tokens), chunk):
+        end = start + chunk
+        model.prefill(tokens[start:end], start, blocks, ends=end >= len(tokens))
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 33, 40, 100, 300])
 def test_logits_are_those_of_the_definition(model: Llama, length: int) -> None:
     tokens = prompt(length, seed=length)
     expected = reference_logits(model.config, model._weights, tokens)
@@ -102,11 +106,23 @@ def test_prefilled_positions_give_the_same_logits_as_the_definition(model: Llama
 def test_decoding_continues_what_was_prefilled(model: Llama) -> None:
     tokens = prompt(60, seed=9)
     blocks = tuple(range(BLOCKS))
-    model.prefill(tokens[:20], 0, blocks)
+    model.prefill(tokens[:20], 0, blocks, ends=True)
     expected = reference_logits(model.config, model._weights, tokens)
+    logits = model.decode([DecodeRow(None, 19, blocks)])[0]
+    assert np.abs(logits - expected[19]).max() < 1e-3
     for position in range(20, 60):
         logits = model.decode([DecodeRow(tokens[position], position, blocks)])[0]
         assert np.abs(logits - expected[position]).max() < 1e-3
+
+
+def test_asking_for_all_positions_changes_no_bit_of_the_last_one(model: Llama) -> None:
+    tokens = prompt(300, seed=3)
+    blocks = tuple(range(BLOCKS))
+    states = []
+    for hidden in (False, True):
+        model.prefill(tokens, 0, blocks, ends=True, hidden=hidden)
+        states.append(model.store.state(blocks, 300).copy())
+    assert np.array_equal(*states)
 
 
 @pytest.mark.parametrize("length", [1, 17, 40, 130, 300])
@@ -145,13 +161,16 @@ def test_scores_too_large_for_exp_are_handled(model: Llama) -> None:
 @pytest.mark.parametrize("together", [True, False], ids=["rows together", "rows apart"])
 def test_a_batch_changes_no_bit_of_a_row(model: Llama, together: bool) -> None:
     model = rebuilt(model, together=together)
-    prompts = [prompt(length, seed=length) for length in (1, 5, 33, 20, 50, 8, 2, 17, 64, 3)]
+    prompts = [prompt(length, seed=length) for length in (1, 5, 33, 20, 50, 8, 2, 17, 62, 3)]
     width = 4
     alone, rows = [], []
     for index, tokens in enumerate(prompts):
         blocks = tuple(range(index * width, (index + 1) * width))
-        alone.append(run(model, tokens, blocks, chunk=64))
-        rows.append(DecodeRow(tokens[-1], len(tokens) - 1, blocks))
+        prefill(model, tokens, blocks, chunk=64)
+        # Every other row only samples; the rest compute a token.
+        token, position = (None, len(tokens) - 1) if index % 2 else (tokens[0], len(tokens))
+        rows.append(DecodeRow(token, position, blocks))
+        alone.append(model.decode(rows[-1:])[0])
     for size in range(1, len(rows) + 1):
         for order in (rows[:size], rows[:size][::-1]):
             logits = model.decode(order)
@@ -166,7 +185,7 @@ def test_a_batch_changes_no_bit_of_a_row(model: Llama, together: bool) -> None:
 )
 @settings(max_examples=60)
 def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, cut: int) -> None:
-    store = KVStore(KVLayout(layers=2, kv_heads=2, head_dim=4, block_size=3), 9)
+    store = KVStore(KVLayout(layers=2, kv_heads=2, head_dim=4, block_size=3, state=5), 9)
     keys = np.arange(2 * total * 4, dtype=np.float32).reshape(2, total, 4)
     cut = min(cut, total)
     blocks = tuple(order)
@@ -175,10 +194,12 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
         store.sequence(blocks, total).write(layer, 0, scaled[:, :cut], -scaled[:, :cut])
         store.sequence(blocks, total).write(layer, cut, scaled[:, cut:], -scaled[:, cut:])
     used = blocks[: -(-total // 3)]
+    state = np.arange(5, dtype=np.float32)
+    store.state(blocks, total)[:] = state
     other = KVStore(store.layout, 9)
     target = tuple(sorted(used))
     sent = [bytes(buffer) for buffer in store.buffers(used)]
-    assert sum(map(len, sent)) == store.layout.bytes_per_block * len(used)
+    assert sum(map(len, sent)) == store.layout.bytes_of(len(used))
     stream = memoryview(b"".join(sent))
     for buffer in other.buffers(target):
         buffer[:] = stream[: len(buffer)]
@@ -189,6 +210,7 @@ def test_what_is_written_is_read_back_and_travels(order: list[int], total: int, 
             got_keys, got_values = holder.sequence(at, total).read(layer, total)
             assert np.array_equal(got_keys, keys * (layer + 1))
             assert np.array_equal(got_values, -keys * (layer + 1))
+            assert np.array_equal(holder.state(at, total), state)
 
 
 def test_runs() -> None:

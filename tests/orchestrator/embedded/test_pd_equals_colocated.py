@@ -75,8 +75,8 @@ def test_the_kv_really_moves(trio: tuple[Client, Client, Client]) -> None:
     decode.tokens(tokens, kv_transfer_params=prefill.prefill(tokens))
     after = decode.http.get("/metrics").text
     source = 'vllm:prompt_tokens_by_source_total{model_name="tiny",source="external_kv_transfer"}'
-    assert value(after, source) - value(before, source) == 99
-    blocks = 7 * decode.running.engine.backend.store.layout.bytes_per_block
+    assert value(after, source) - value(before, source) == 100
+    blocks = decode.running.engine.backend.store.layout.bytes_of(7)
     name = 'embedded:kv_bytes_received_total{model_name="tiny"}'
     assert value(after, name) - value(before, name) == blocks
 

@@ -48,13 +48,13 @@ def run_step(s: Scheduler, now: float = 0.0, *, finish: bool = False) -> Step | 
     return step
 
 
-def test_prefill_stops_before_the_last_token_at_fixed_boundaries() -> None:
+def test_prefill_takes_the_whole_prompt_at_fixed_boundaries() -> None:
     s = scheduler()
     s.submit(request("a", length=20))
     chunks = []
     while (step := run_step(s)) is not None and step.prefill is not None:
         chunks.append((step.prefill.start, step.prefill.end))
-    assert chunks == [(0, 8), (8, 16), (16, 19)]
+    assert chunks == [(0, 8), (8, 16), (16, 20)]
     assert step is not None
     assert [(sequence.position, sequence.index) for sequence in step.decode] == [(20, 0)]
 
@@ -104,6 +104,7 @@ def test_slots_bound_the_running_sequences() -> None:
     s.submit(request("a", n=2, length=1))
     s.submit(request("b", length=1))
     assert [r.id for r in s.admit()] == ["a"]
+    run_step(s)
     run_step(s, finish=True)
     assert [r.id for r in s.admit()] == ["b"]
 
@@ -131,6 +132,7 @@ def test_a_sequence_waits_for_its_time() -> None:
     slow = request("a", length=1)
     slow.sequences[0].ready_at = 5.0
     s.submit(slow)
+    assert run_step(s, now=4.8) is not None, "its prompt does not wait"
     assert run_step(s, now=4.9) is None
     assert s.next_ready() == 5.0
     assert run_step(s, now=5.0) is not None
@@ -139,9 +141,8 @@ def test_a_sequence_waits_for_its_time() -> None:
 def test_an_abort_during_a_step_takes_effect_at_its_end() -> None:
     s = scheduler()
     s.submit(request("a", length=1))
-    s.admit()
-    step = s.plan(0.0)
-    assert step is not None
+    run_step(s)
+    assert s.plan(0.0) is not None
     aborted = s.abort("a")
     assert aborted is not None
     assert aborted.state is State.DECODING
@@ -163,7 +164,7 @@ def test_blocks_of_a_loading_request_belong_to_the_transfer() -> None:
     assert (loading.state, s.allocator.used) == (State.DONE, 0)
 
 
-def test_a_loaded_prompt_continues_with_its_last_token() -> None:
+def test_a_loaded_prompt_only_has_to_be_sampled_from() -> None:
     s = scheduler()
     loading = request("a", length=9, remote=True)
     s.submit(loading)
@@ -171,7 +172,7 @@ def test_a_loaded_prompt_continues_with_its_last_token() -> None:
     s.loaded(loading, True)
     step = s.plan(0.0)
     assert step is not None
-    assert [(x.token, x.position) for x in step.decode] == [(8, 8)]
+    assert [(x.token, x.position) for x in step.decode] == [(None, 8)]
 
 
 def test_held_blocks_stay_until_the_lease_ends() -> None:

@@ -1,8 +1,8 @@
 """Derender, the facade: a request body in, the response body out. Synchronous, CPU only, safe for threads.
 
-Chat, completions and messages, whole and by the chunk. Everything a stream needs later is in the state that
-it answers with; this object keeps only caches, of resolved contexts and of streams, which save work and
-change no answer.
+Chat, completions, messages and responses, whole and by the chunk. Everything a stream needs later is in the
+state that it answers with; this object keeps only caches, of resolved contexts and of streams, which save
+work and change no answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from render_tier.protocol.derender import (
     ChatDerender,
     CompletionDerender,
     MessagesDerender,
+    ResponsesDerender,
     StreamStart,
 )
 from render_tier.protocol.errors import BadRequest
@@ -32,6 +33,7 @@ from render_tier.protocol.validation import misshapen
 _chat_decoder: Final = msgspec.json.Decoder(ChatDerender)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionDerender)
 _messages_decoder: Final = msgspec.json.Decoder(MessagesDerender)
+_responses_decoder: Final = msgspec.json.Decoder(ResponsesDerender)
 _encoder: Final = msgspec.json.Encoder()
 
 Body = TypeVar("Body")
@@ -93,6 +95,21 @@ class Derenderer:
             request.context,
         )
         return _encoder.encode(self.streams.answer("completion", start, request.generate_chunk, model))
+
+    def responses(self, body: bytes) -> bytes:
+        """``POST /v1/responses/derender``."""
+        request = decoded(_responses_decoder, body)
+        model = self.served_name(request.model)
+        if not request.stream:
+            return _encoder.encode(self._whole.responses(request, model))
+        start = StreamStart(
+            request.stream_state,
+            request.responses_request,
+            request.prompt_token_ids,
+            request.prompt_tokens,
+            request.context,
+        )
+        return _encoder.encode(self.streams.answer("responses", start, request.generate_chunk, model))
 
     def messages(self, body: bytes) -> bytes:
         """``POST /v1/messages/derender``."""

@@ -6,6 +6,7 @@ Whole and streamed answers go through the same `Output`: whole is one step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from render_tier.core.events import CallStart, Event, Tokens
@@ -26,13 +27,16 @@ class Step:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[LogprobOut] | None = None
+    pieces: list[tuple[list[Event], list[LogprobOut]]] = field(default_factory=list)
+    """For a Responses answer: the events again, token by token where logprobs are wanted, with those of the
+    content that became certain."""
 
 
 class Output:
     """``reasoning_tokens`` and ``calls`` count what was read so far; ``finished``: a finish was reported;
     ``stopped``: it was a stop string's.
 
-    ``hidden``: with hidden reasoning, the logprob entries of tokens not yet attributed, one per token.
+    ``hidden``: where logprobs are given by region, the entries of tokens not yet attributed, one per token.
     """
 
     __slots__ = (
@@ -68,20 +72,25 @@ class Output:
         token_ids = choice.token_ids or []
         shown = self._shown(choice, token_ids)
         before = machine.tokens
-        step.events = machine.feed(token_ids if shown == len(token_ids) else token_ids[:shown])
+        readable = token_ids if shown == len(token_ids) else token_ids[:shown]
+        pieces = [machine.feed([token]) for token in readable] if self._by_token else [machine.feed(readable)]
         if machine.stopped is None and shown < len(token_ids):
-            step.events += machine.skip(len(token_ids) - shown)
+            pieces.append(machine.skip(len(token_ids) - shown))
         step.used = machine.tokens - before
         if whole or machine.stopped is not None or choice.finish_reason is not None:
-            step.events += machine.finish()
+            pieces.append(machine.finish())
             self.finished = True
             self.stopped = machine.stopped is not None
+        step.events = pieces[0] if len(pieces) == 1 else [event for piece in pieces for event in piece]
         self.count(step.events)
         if self.finished:
             step.finish_reason, step.stop_reason = self._finish(choice)
         if choice.logprobs is not None and choice.logprobs.content is not None:
             step.logprobs = self.speller.spell(choice.logprobs.content[: step.used])
-        if self.context.hides_reasoning:
+        if self.context.kind == "responses":
+            self._take_in(step)
+            step.pieces = [(piece, self._of_content(piece)) for piece in pieces]
+        elif self.context.hides_reasoning:
             step.logprobs = self._visible(step)
         return step
 
@@ -119,19 +128,35 @@ class Output:
             finish = "tool_calls"
         return finish, reason
 
+    @property
+    def _by_token(self) -> bool:
+        """Whether what becomes certain must be known of each token by itself."""
+        return self.context.kind == "responses" and self.context.wants_logprobs
+
     def _visible(self, step: Step) -> list[LogprobOut] | None:
         """The logprobs of tokens that are known to be content or calls, when reasoning is hidden."""
         if not self.context.wants_logprobs:
             return None
-        entries: list[LogprobOut | None] = list(step.logprobs or ())
-        entries += [None] * (step.used - len(entries))
-        self.hidden.extend(entries[: step.used])
-        visible = []
-        for event in step.events:
+        self._take_in(step)
+        shown = (Region.CONTENT, Region.CALL)
+        return [
+            entry for region, run in self._attributed(step.events) if region in shown for entry in run
+        ] or None
+
+    def _of_content(self, events: list[Event]) -> list[LogprobOut]:
+        return [
+            entry for region, run in self._attributed(events) if region is Region.CONTENT for entry in run
+        ]
+
+    def _take_in(self, step: Step) -> None:
+        if self.context.wants_logprobs:
+            entries: list[LogprobOut | None] = list(step.logprobs or ())
+            entries += [None] * (step.used - len(entries))
+            self.hidden.extend(entries[: step.used])
+
+    def _attributed(self, events: list[Event]) -> Iterator[tuple[Region, list[LogprobOut]]]:
+        """Runs of tokens whose region has become certain, with the logprobs that there are."""
+        for event in events:
             if type(event) is Tokens:
-                shows = event.region in (Region.CONTENT, Region.CALL)
-                for _ in range(min(event.count, len(self.hidden))):
-                    entry = self.hidden.popleft()
-                    if shows and entry is not None:
-                        visible.append(entry)
-        return visible or None
+                run = [self.hidden.popleft() for _ in range(min(event.count, len(self.hidden)))]
+                yield event.region, [entry for entry in run if entry is not None]

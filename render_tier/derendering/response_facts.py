@@ -42,11 +42,13 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequenc
 @dataclass(frozen=True, slots=True)
 class ResponseFacts:
     """``repeated``: fields of the response as JSON. ``namespaced``: names of functions as the model knows
-    them -> (name, namespace). ``custom``: names of the custom tools."""
+    them -> (name, namespace). ``custom``: names of the custom tools. ``top_logprobs``: alternatives to each
+    token that were asked for."""
 
-    repeated: Mapping[str, Raw]
+    repeated: Mapping[str, Any]
     namespaced: Mapping[str, tuple[str, str]]
     custom: frozenset[str]
+    top_logprobs: int
 
 
 def response_facts(request: ResponsesRequest, data: Mapping[str, Any], model: ServedModel) -> ResponseFacts:
@@ -58,7 +60,8 @@ def response_facts(request: ResponsesRequest, data: Mapping[str, Any], model: Se
         asked: Any = getattr(request, name)
         used = model.generation_config.get(name, default) if asked is None else asked
         repeated[name] = _json(used)
-    return ResponseFacts(repeated, namespaced_names(request.tools), custom_names(request.tools))
+    namespaced, custom = namespaced_names(request.tools), custom_names(request.tools)
+    return ResponseFacts(repeated, namespaced, custom, request.top_logprobs)
 
 
 def _json(value: Any) -> Raw:

@@ -27,6 +27,7 @@ from render_tier.derendering.logprobs import completion_logprobs
 from render_tier.derendering.output import Output, Step
 from render_tier.derendering.peer_state import take_over
 from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
+from render_tier.derendering.responses import chunk_events
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.settings import DerenderSettings
 from render_tier.derendering.state import VERSION, StateCodec, Stream, refused_version, request_digest
@@ -41,6 +42,7 @@ from render_tier.protocol.derender import (
     given,
 )
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.response_answers import ResponseEvent
 from render_tier.protocol.responses import (
     ChatChunk,
     ChatChunkChoice,
@@ -126,7 +128,7 @@ class Streams:
             if isinstance(state, str):
                 return self._continued(kind, start, state, request, created)
             peer = state
-            if kind == "messages":
+            if kind in ("messages", "responses"):
                 raise BadRequest("invalid stream_state: it is not one of this endpoint", param="stream_state")
             if (
                 kind == "chat"
@@ -144,13 +146,15 @@ class Streams:
 
     def read(
         self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
-    ) -> tuple[ChatChunk | CompletionChunk | list[MessageEvent], DerenderNotes]:
+    ) -> tuple[ChatChunk | CompletionChunk | list[MessageEvent] | list[ResponseEvent], DerenderNotes]:
         """Read a chunk of at most one choice. The stream is of no use any more when this raises."""
         kind = stream.output.context.kind
         if kind == "chat":
             return self._chat(stream, chunk, prompt_tokens, model)
         if kind == "messages":
             return self._messages(stream, chunk, prompt_tokens, model)
+        if kind == "responses":
+            return self._responses(stream, chunk, prompt_tokens, model)
         return self._completion(stream, chunk, prompt_tokens, model)
 
     def state(self, stream: Stream) -> StreamStateOut:
@@ -268,6 +272,22 @@ class Streams:
             metrics=chunk.metrics,
         )
         return made, _notes(stream, chunk, shows)
+
+    def _responses(
+        self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
+    ) -> tuple[list[ResponseEvent], DerenderNotes]:
+        output = stream.output
+        context = output.context
+        events: list[ResponseEvent] = []
+        over = output.finished
+        step = self._advance(stream, chunk) if chunk.choices else None
+        if step is not None and not over:
+            count = _prompt_tokens(chunk, prompt_tokens, context)
+            events = chunk_events(stream, step, chunk, count, model)
+        notes = DerenderNotes(
+            context.digest.hex(), stream.tokens, output.reasoning_tokens, not events, output.finished
+        )
+        return events, notes
 
     def _messages(
         self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str

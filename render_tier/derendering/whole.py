@@ -21,6 +21,7 @@ from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.logprobs import completion_logprobs
 from render_tier.derendering.output import Output
 from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
+from render_tier.derendering.responses import whole_response
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.usage import summed, usage
 from render_tier.protocol.anthropic_answers import MessageOut
@@ -28,10 +29,12 @@ from render_tier.protocol.derender import (
     ChatDerender,
     CompletionDerender,
     MessagesDerender,
+    ResponsesDerender,
     TokensResponse,
     given,
 )
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.response_answers import Response
 from render_tier.protocol.responses import ChatChoice, ChatCompletion, Completion, CompletionChoice
 from render_tier.protocol.validation import misshapen
 
@@ -93,6 +96,20 @@ class WholeAnswers:
             kv_transfer_params=response.kv_transfer_params,
             metrics=response.metrics,
         )
+
+    def responses(self, request: ResponsesDerender, model: str) -> Response:
+        response = request.generate_response
+        if response is None:
+            raise missing("generate_response")
+        self._bounds.responses([response])
+        if len(response.choices) != 1:
+            raise BadRequest(f"a response is made of one choice, not of {len(response.choices)}")
+        prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
+        context = self._contexts.of_request("responses", request.responses_request, prompt, request.context)
+        output = Output(context, self._model.eos_token_ids)
+        step = output.advance(response.choices[0], whole=True)
+        count = self._prompt_tokens(request.prompt_tokens, context, response)
+        return whole_response(output, step, response, self._created(response.created), count, model)
 
     def messages(self, request: MessagesDerender, model: str) -> MessageOut:
         response = request.generate_response

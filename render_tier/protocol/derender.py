@@ -91,6 +91,21 @@ class CompletionDerender(msgspec.Struct, kw_only=True):
     context: str | None = None
 
 
+class ResponsesDerender(msgspec.Struct, kw_only=True):
+    """OpenAI's Responses API, ours alone: as chat, with one choice. ``responses_request`` is always needed:
+    the answer repeats it."""
+
+    stream: bool = False
+    model: str | None = None
+    generate_response: TokensResponse | None = None
+    generate_chunk: TokensChunk | None = None
+    stream_state: msgspec.Raw = ABSENT
+    prompt_tokens: Count | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
+    responses_request: msgspec.Raw = ABSENT
+    context: str | None = None
+
+
 class MessagesDerender(msgspec.Struct, kw_only=True):
     """Anthropic's API, ours alone: as chat."""
 

@@ -103,7 +103,10 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
             "/v1/completions/derender", "derender", derender_completions, "Token IDs to a completion or chunk"
         ),
         Endpoint("/v1/messages/derender", "derender", derender_messages, "Token IDs to a message or events"),
-        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs"),
+        Endpoint(
+            "/v1/responses/derender", "derender", derender_responses, "Token IDs to a response or its events"
+        ),
+        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs", bounded=bounded),
         Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
     )
     return {endpoint.path: endpoint for endpoint in endpoints}
@@ -116,3 +119,6 @@ def _rendered(service: Service, body: bytes) -> Reply:
 def _count_prompt(metrics: Metrics, length: int) -> None:
     metrics.prompt_tokens.inc(length)
     metrics.prompt_length.observe(length)
+    def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.responses(body))
+

@@ -77,6 +77,9 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
     def derender_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.messages(body))
 
+    def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.responses(body))
+
     def derender_completions(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.completions(body))
 
@@ -106,7 +109,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint(
             "/v1/responses/derender", "derender", derender_responses, "Token IDs to a response or its events"
         ),
-        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs", bounded=bounded),
+        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs"),
         Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
     )
     return {endpoint.path: endpoint for endpoint in endpoints}
@@ -119,6 +122,3 @@ def _rendered(service: Service, body: bytes) -> Reply:
 def _count_prompt(metrics: Metrics, length: int) -> None:
     metrics.prompt_tokens.inc(length)
     metrics.prompt_length.observe(length)
-    def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        return Reply(200, service.derenderer.responses(body))
-

@@ -117,8 +117,12 @@ class Settings(BaseModel):
     """Largest request body."""
     body_timeout: float = Field(default=30.0, gt=0)
     """Seconds in which a request body must have arrived."""
-    inline_body_bytes: int = Field(default=2048, ge=0)
+    inline_body_bytes: int = Field(default=4096, ge=0)
     """Smaller requests are answered on the event loop: a thread costs more than they do."""
+    compression_min_bytes: int = Field(default=0, ge=0)
+    """Size from which replies are compressed for clients that accept zstd or gzip; 0 for never."""
+    compression_level: int = Field(default=1, ge=1, le=9)
+    """How hard replies are compressed."""
     max_queue: int = Field(default=256, ge=0)
     """Long requests that may wait for a thread, per kind; more are refused with 503."""
     max_concurrency: int = Field(default=1024, ge=1)

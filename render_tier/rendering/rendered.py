@@ -16,10 +16,10 @@ class Rendered:
     """Complete but for ``token_ids``, which are `ids`."""
     ids: PromptIds
 
-    def encode(self) -> bytes:
-        """The GenerateRequest as JSON."""
+    def encode(self, *, compact: bool = False) -> bytes:
+        """The GenerateRequest as JSON; ``compact``: with ``token_ids`` as `PromptIds.base64`."""
         fields = {name: getattr(self.request, name) for name in self.request.__struct_fields__}
-        fields["token_ids"] = msgspec.Raw(self.ids.json())
+        fields["token_ids"] = self.ids.base64() if compact else msgspec.Raw(self.ids.json())
         if fields["warnings"] is msgspec.UNSET:
             del fields["warnings"]
         return msgspec.json.encode(fields)

@@ -35,10 +35,11 @@ from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import requested_constraint, with_tool_choice
 from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
+from render_tier.rendering.explain import Explainer, Explanation, TemplateFacts
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
-from render_tier.rendering.settings import RenderSettings
+from render_tier.rendering.settings import ContentFormat, RenderSettings
 from render_tier.rendering.system_order import refuses_inline_system
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
 from render_tier.rendering.token_ids import PromptIds
@@ -122,6 +123,57 @@ class Renderer:
         self._check_tool_choice(request)
         asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         return self._render(request, f"chatcmpl-{self._id(request, request_id)}", asked_field)
+
+    def explain_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> Explanation:
+        """What `render_chat` gives, and why. Costs several times as much. Raises ApiError."""
+        asked = request.model_copy(update={"return_token_offsets": True})
+        reused = (request.kv_transfer_params or {}).get("prompt_token_ids") is not None
+        rendered = self.render_chat(asked, request_id=request_id)
+        generate = rendered.generate_request()
+        explainer = Explainer(self._assets, self._settings, self._reasoning, self._tools)
+        text, facts = None, None
+        if not reused:
+            kwargs = self._template_kwargs(request)
+            text = self._templated(request, kwargs).text
+            facts = self._template_facts(request, kwargs, explainer)
+        tokens = explainer.tokens(generate.token_ids, generate.token_offsets)
+        if not request.return_token_offsets:
+            generate.token_offsets = None
+        return Explanation(
+            request=generate,
+            prompt=text,
+            prompt_tokens=len(tokens),
+            tokens=tokens,
+            template=facts,
+            parameters=explainer.parameters(request, generate),
+            tokenizer_engine=self.engine.name,
+            fingerprint=self._assets.fingerprint,
+        )
+
+    def _template_facts(
+        self, request: ChatCompletionRequest, kwargs: dict[str, Any], explainer: Explainer
+    ) -> TemplateFacts:
+        variables = {"tools": self._template_tools(request), **kwargs}
+        template = self._template(request, variables)
+        configured = self._settings.chat_template_content_format
+        accepted = template.accepted(kwargs)
+        if request.chat_template is not None or kwargs.get("chat_template") is not None:
+            source = "the request's"
+        elif variables["tools"] is not None and self._assets.tool_chat_template != self._assets.chat_template:
+            source = "the model's for tools"
+        else:
+            source = "the model's"
+        return TemplateFacts(
+            source=source,
+            content_format=self._content_format(request, variables),
+            content_format_why="found in the template's loops"
+            if configured == "auto"
+            else "--chat-template-content-format",
+            variables=explainer.variables(request, accepted),
+            ignored=sorted(kwargs.keys() - accepted.keys()),
+            special_tokens=self._assets.special_tokens,
+            developer_role="the template's own" if template.knows_developer_role else "turned into system",
+        )
 
     def render_responses(self, request: ResponsesRequest) -> Rendered:
         """Raises ApiError."""
@@ -293,11 +345,10 @@ class Renderer:
         tools = self._template_tools(request)
         variables: dict[str, Any] = {"tools": tools, **kwargs}
         template = self._template(request, variables)
-        configured = self._settings.chat_template_content_format
         warnings: list[str] = []
         conversation = to_conversation(
             request.messages,
-            self._content_template(request, variables).content_format if configured == "auto" else configured,
+            self._content_format(request, variables),
             model=self._assets.served_names[0],
             strict_history=self._settings.strict_history,
             warnings=warnings,
@@ -321,10 +372,14 @@ class Renderer:
         )
         return None if hidden else [tool.template_form() for tool in request.tools]
 
-    def _content_template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
-        """Decides between parts and plain text. As in vLLM, a template among the kwargs does not."""
+    def _content_format(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ContentFormat:
+        """As in vLLM, a template among the kwargs does not decide on it."""
+        configured = self._settings.chat_template_content_format
+        if configured != "auto":
+            return configured
         own = self._assets.chat_template is not None
-        return self._template(request, {**variables, "chat_template": None} if own else variables)
+        template = self._template(request, {**variables, "chat_template": None} if own else variables)
+        return template.content_format
 
     def _template(self, request: ChatTemplateFields, variables: Mapping[str, Any]) -> ChatTemplate:
         brought = request.chat_template or variables.get("chat_template")

@@ -6,6 +6,9 @@ that come from the prompt cache are kept as text, so a prompt of 100,000 known I
 
 from __future__ import annotations
 
+import sys
+from array import array
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -56,3 +59,10 @@ class PromptIds:
     def json(self) -> bytes:
         """The JSON array."""
         return b"[%b]" % b",".join([part.text for part in self._parts])
+
+    def base64(self) -> str:
+        """The IDs as 32-bit little-endian integers, in base64."""
+        packed = array("I", self.to_list())
+        if sys.byteorder == "big":
+            packed.byteswap()
+        return b64encode(packed).decode()

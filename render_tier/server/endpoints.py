@@ -5,15 +5,17 @@ Each runs to completion on one thread, on the event loop for a small body or in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import parse_qs
 
 import msgspec
 
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
+from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
 from render_tier.protocol.validation import decode_object
@@ -23,6 +25,10 @@ from render_tier.server.service import Service
 from render_tier.settings import Settings
 
 FINGERPRINT_HEADER = b"x-render-fingerprint"
+TOKEN_IDS_HEADER = b"x-token-ids"
+COMPACT = b"base64"
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False, "": False}
+MAX_QUERY_FIELDS = 100
 PoolName = Literal["render", "derender"]
 Handler = Callable[[Service, bytes, str | None], Reply]
 """Service, body, ``X-Request-Id`` → reply. Raises ApiError."""
@@ -34,6 +40,36 @@ class Endpoint:
     pool: PoolName
     handle: Handler
     summary: str
+    bounded: bool = True
+    """Whether a short body means little work; else it never runs on the event loop."""
+    explain: Handler | None = None
+    """Instead of `handle` where the query says ``explain=true``."""
+    compact: Handler | None = None
+    """Instead of `handle` where ``X-Token-Ids: base64`` asks for the compact form of IDs."""
+
+    def handler(self, query: bytes, headers: Mapping[bytes, bytes]) -> Handler:
+        """Raises BadRequest for a variant that does not exist."""
+        if self.explain is not None and query and _wants_explanation(query):
+            return self.explain
+        if self.compact is not None and (form := headers.get(TOKEN_IDS_HEADER)) is not None:
+            if form.lower() != COMPACT:
+                raise BadRequest(
+                    f"X-Token-Ids: {form[:40].decode('latin-1')!r} is not a form of token IDs; base64 is",
+                    param="X-Token-Ids",
+                )
+            return self.compact
+        return self.handle
+
+
+def _wants_explanation(query: bytes) -> bool:
+    try:
+        fields = parse_qs(query.decode("latin-1"), max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError:
+        raise BadRequest(f"the query has more than {MAX_QUERY_FIELDS} fields") from None
+    given = fields.get("explain", [""])[-1].lower()
+    if given not in BOOLEANS:
+        raise BadRequest(f"explain={given[:40]!r} is neither true nor false", param="explain")
+    return BOOLEANS[given]
 
 
 def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]:
@@ -44,6 +80,17 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         rendered = service.renderer.render_chat(request, request_id=request_id)
         _count_prompt(metrics, len(rendered.ids))
         return _rendered(service, rendered.encode())
+
+    def render_chat_compact(service: Service, body: bytes, request_id: str | None) -> Reply:
+        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        rendered = service.renderer.render_chat(request, request_id=request_id)
+        _count_prompt(metrics, len(rendered.ids))
+        return _rendered(service, rendered.encode(compact=True), (TOKEN_IDS_HEADER, COMPACT))
+
+    def explain_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
+        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        explanation = service.renderer.explain_chat(request, request_id=request_id)
+        return _rendered(service, msgspec.json.encode(explanation))
 
     def render_completions(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = CompletionRequest.parse(
@@ -77,11 +124,11 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
     def derender_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.messages(body))
 
-    def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        return Reply(200, service.derenderer.responses(body))
-
     def derender_completions(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.completions(body))
+
+    def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
+        return Reply(200, service.derenderer.responses(body))
 
     def tokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, msgspec.json.encode(service.renderer.tokenize(parse_tokenize(decode_object(body)))))
@@ -91,14 +138,42 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
             200, msgspec.json.encode(service.renderer.detokenize(parse_detokenize(decode_object(body))))
         )
 
+    # A template that a client brings may loop for as long as it is allowed to.
+    bounded = not settings.trust_request_chat_template
     endpoints = (
-        Endpoint("/v1/chat/completions/render", "render", render_chat, "Chat request to GenerateRequest"),
+        Endpoint(
+            "/v1/chat/completions/render",
+            "render",
+            render_chat,
+            "Chat request to GenerateRequest",
+            bounded=bounded,
+            explain=explain_chat,
+            compact=render_chat_compact,
+        ),
         Endpoint(
             "/v1/completions/render", "render", render_completions, "Completions request to GenerateRequests"
         ),
-        Endpoint("/v1/responses/render", "render", render_responses, "Responses request to GenerateRequest"),
-        Endpoint("/v1/messages/render", "render", render_messages, "Messages request to GenerateRequest"),
-        Endpoint("/v1/messages/count_tokens", "render", count_messages, "Length of a Messages prompt"),
+        Endpoint(
+            "/v1/responses/render",
+            "render",
+            render_responses,
+            "Responses request to GenerateRequest",
+            bounded=bounded,
+        ),
+        Endpoint(
+            "/v1/messages/render",
+            "render",
+            render_messages,
+            "Messages request to GenerateRequest",
+            bounded=bounded,
+        ),
+        Endpoint(
+            "/v1/messages/count_tokens",
+            "render",
+            count_messages,
+            "Length of a Messages prompt",
+            bounded=bounded,
+        ),
         Endpoint(
             "/v1/chat/completions/derender", "derender", derender_chat, "Token IDs to a chat answer or chunk"
         ),
@@ -109,14 +184,14 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint(
             "/v1/responses/derender", "derender", derender_responses, "Token IDs to a response or its events"
         ),
-        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs"),
+        Endpoint("/tokenize", "render", tokenize, "Text or messages to token IDs", bounded=bounded),
         Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
     )
     return {endpoint.path: endpoint for endpoint in endpoints}
 
 
-def _rendered(service: Service, body: bytes) -> Reply:
-    return Reply(200, body, ((FINGERPRINT_HEADER, service.assets.fingerprint.encode()),))
+def _rendered(service: Service, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:
+    return Reply(200, body, ((FINGERPRINT_HEADER, service.assets.fingerprint.encode()), *headers))
 
 
 def _count_prompt(metrics: Metrics, length: int) -> None:

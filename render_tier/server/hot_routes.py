@@ -13,7 +13,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
-from render_tier.server.compression import decompress, encoding_of
+from render_tier.server.compression import ReplyCompression, decompress, encoding_of
 from render_tier.server.endpoints import Endpoint
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
@@ -37,6 +37,7 @@ class HotRoutes:
         self._endpoints = endpoints
         self._runtime = runtime
         self._settings = settings
+        self._compression = ReplyCompression(settings.compression_min_bytes, settings.compression_level)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
@@ -46,17 +47,22 @@ class HotRoutes:
         if scope["method"] != "POST":
             await METHOD_NOT_ALLOWED.send(send)
             return
+        headers = dict(scope["headers"])
         try:
-            reply = await self._answer(endpoint, dict(scope["headers"]), receive)
+            reply = await self._answer(endpoint, scope, headers, receive)
         except ClientGone:
             return
         await reply.send(send)
 
-    async def _answer(self, endpoint: Endpoint, headers: dict[bytes, bytes], receive: Receive) -> Reply:
+    async def _answer(
+        self, endpoint: Endpoint, scope: Scope, headers: dict[bytes, bytes], receive: Receive
+    ) -> Reply:
         read_all = False
         try:
             _check_content_type(headers)
-            compressed = encoding_of(headers) is not None
+            coding = encoding_of(headers)
+            reply_coding = self._compression.coding_for(headers)
+            handle = endpoint.handler(scope.get("query_string", b""), headers)
             self._admit()
             body = await self._read_body(headers, receive)
             read_all = True
@@ -66,10 +72,14 @@ class HotRoutes:
             request_id = _request_id(headers)
 
             def work() -> Reply:
-                plain = decompress(body, self._settings.max_body_bytes) if compressed else body
-                return endpoint.handle(service, plain, request_id)
+                plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
+                reply = handle(service, plain, request_id)
+                if reply_coding is not None and self._compression.applies(reply):
+                    return self._compression.compressed(reply, reply_coding)
+                return reply
 
-            if len(body) <= self._settings.inline_body_bytes and not compressed:
+            short = len(body) <= self._settings.inline_body_bytes and coding is None
+            if short and handle is endpoint.handle and endpoint.bounded:
                 return work()
             return await self._runtime.pools[endpoint.pool].run(work)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""Clients that cost little themselves: raw HTTP over asyncio streams, and the orchestrator's session link."""
+"""Clients that cost little themselves: raw HTTP, and the orchestrator's session link."""
 
 from __future__ import annotations
 
@@ -26,37 +26,63 @@ class _Reply(msgspec.Struct):
 _reply = msgspec.json.Decoder(_Reply)
 
 
-class Http:
-    """One kept-alive connection."""
+class Http(asyncio.Protocol):
+    """One kept-alive connection, one request at a time."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._transport: asyncio.Transport
+        self._reply: asyncio.Future[bytes] | None = None
+        self._data = bytearray()
+        self._body = -1  # where it begins, once its head has arrived
+        self._end = 0
         self.sent = self.received = 0
         """Bytes of bodies."""
 
     async def open(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=1 << 26)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_connection(lambda: self, self._host, self._port)
 
     async def post(self, path: str, body: bytes) -> bytes:
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        self._writer.write(head.encode() + body)
-        answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        content = await self._reader.readexactly(length)
-        if not answer.startswith(b"http/1.1 200"):
-            raise RuntimeError(content.decode(errors="replace")[:500])
+        self._reply = asyncio.get_running_loop().create_future()
+        self._transport.write(head.encode() + body)
+        content = await self._reply
         self.sent += len(body)
-        self.received += length
+        self.received += len(content)
         return content
 
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        if self._body < 0:
+            end = self._data.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = bytes(self._data[:end]).lower()
+            self._body = end + 4
+            self._end = self._body + int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            self._good = head.startswith(b"http/1.1 200")
+        if len(self._data) < self._end or self._reply is None:
+            return
+        content = bytes(self._data[self._body : self._end])
+        self._data.clear()
+        self._body = -1
+        reply, self._reply = self._reply, None
+        if self._good:
+            reply.set_result(content)
+        else:
+            reply.set_exception(RuntimeError(content.decode(errors="replace")[:500]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error or ConnectionResetError("the server closed the connection"))
+
     def close(self) -> None:
-        self._writer.close()
+        self._transport.close()
 
 
 class CallStream:
@@ -108,9 +134,9 @@ class CountingLink(Link):
     sent = 0
     received = 0
 
-    def _send(self, frame: dict[str, Any]) -> None:
+    def _send(self, frame: bytes) -> None:
         super()._send(frame)
-        self.sent += len(self._frames[-1]) + 1
+        self.sent += len(frame) + 1
 
 
 async def connect(http: aiohttp.ClientSession, url: str) -> CountingLink:

@@ -53,9 +53,11 @@ class Pending:
         return self._held is not None and len(self._held.token_ids) >= self._max_tokens
 
     def add(self, output: Output) -> None:
+        """``output`` is given away: later ones are added to it."""
         if self._held is None:
-            self._held = Output()
-        self._held.add(output)
+            self._held = output
+        else:
+            self._held.add(output)
 
     def take(self) -> Output | None:
         """Everything that waits, as one output."""

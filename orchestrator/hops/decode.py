@@ -4,84 +4,231 @@ answers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
-from orchestrator.hops.errors import Failed, Garbled, HopError, Unreachable
+from orchestrator.hops.connections import Connection, Connections
+from orchestrator.hops.errors import Failed, Garbled, HopError, TimedOut, Unreachable, error_from_answer
 from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.prefill import GENERATE
-from orchestrator.hops.transport import Transport, encode, garbled, timeout_as_hop_error
+from orchestrator.hops.transport import encode, garbled
 
 _decoder = msgspec.json.Decoder(EngineAnswer)
 
 ENDED_BY_ENGINE = frozenset({"abort", "error"})
 """Finish reasons of a request that the engine gave up: not an answer."""
 
+Take = Callable[[EngineAnswer], None]
+
+
+class DecodeStream:
+    """One decode leg. ``run`` carries it out; ``take`` is called with each answer from inside the event
+    loop's callbacks, and what it raises ends the leg.
+
+    While paused nothing is read and ``take`` is not called; what one read of the socket held more is kept.
+    """
+
+    def __init__(self, client: DecodeClient, url: str, body: bytes, headers: Mapping[str, str], take: Take):
+        self._client = client
+        self._url = url
+        self._body = body
+        self._headers = headers
+        self._take = take
+        self._sse: SSEDecoder | None = None
+        """From the moment that the answer is known to be an event stream."""
+        self._status = 0
+        self._collected: list[bytes] = []
+        """Of an answer that is no event stream."""
+        self._collected_bytes = 0
+        self._held: deque[bytes] = deque()
+        self._paused = False
+        self._finished = False
+        """The choice has its finish reason."""
+        self._ended: HopError | bool = False
+        """True or an error: the answer has ended so, after what is held."""
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection: Connection | None = None
+        self._clock: IdleClock | None = None
+
+    def __repr__(self) -> str:
+        return f"<DecodeStream {self._url} paused={self._paused} finished={self._finished}>"
+
+    async def run(self) -> None:
+        """Until a choice has its finish reason and the stream has ended.
+
+        Raises ``HopError`` when the engine refuses, fails, stops talking, or ends the stream without a finish
+        reason. Being cancelled closes the connection.
+        """
+        client = self._client
+        client.on_exchange(+1)
+        self._clock = IdleClock(client.first_timeout, client.idle_timeout, self._silent)
+        try:
+            self._connection = await client.connections.post(
+                "decode", self._url, self._body, self._headers, self
+            )
+            if self._paused:
+                self._connection.pause()
+            await self._done
+        except BaseException:
+            if self._done.done() and not self._done.cancelled():
+                self._done.exception()  # nobody else asks, when the connection was not made
+            if self._connection is not None:
+                self._connection.abort()
+            raise
+        finally:
+            self._clock.stop()
+            self._done.cancel()
+            client.on_exchange(-1)
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            if self._connection is not None:
+                self._connection.pause()
+            if self._clock is not None:
+                self._clock.pause()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self._clock is not None:
+                self._clock.run()
+            self._deliver()
+            if not self._paused and self._connection is not None:
+                self._connection.resume()
+
+    # ---- Handler -------------------------------------------------------------------------------------------
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status = status
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if status == 200 and kind == "text/event-stream":
+            self._sse = SSEDecoder(self._client.max_event_bytes)
+
+    def body(self, piece: bytes) -> None:
+        if self._done.done():
+            return
+        if self._sse is None:
+            self._collect(piece)
+            return
+        try:
+            payloads = self._sse.feed(piece)
+        except (StreamTooLarge, NotAnEventStream) as error:
+            self._fail(garbled("decode", self._url, error))
+            return
+        if payloads:
+            assert self._clock is not None
+            self._clock.heard()
+            self._held += payloads
+            self._deliver()
+
+    def complete(self) -> None:
+        self._ended = True
+        if self._sse is None:
+            self._held.append(b"".join(self._collected))
+        self._deliver()
+
+    def failed(self, error: HopError) -> None:
+        self._ended = error
+        self._deliver()
+
+    # ---- small parts ---------------------------------------------------------------------------------------
+
+    def _collect(self, piece: bytes) -> None:
+        """Of an error no more than the bound is looked at; of a reply no more is taken."""
+        limit = self._client.max_event_bytes if self._status == 200 else self._client.max_error_bytes
+        room = limit - self._collected_bytes
+        if len(piece) > room and self._status == 200:
+            self._fail(
+                Garbled(
+                    "decode",
+                    "the decode tier's answer is too large",
+                    detail=f"over {limit} bytes",
+                    member=self._url,
+                )
+            )
+            return
+        self._collected.append(piece[:room])
+        self._collected_bytes += min(len(piece), room)
+        if self._collected_bytes >= limit and self._status != 200:
+            self._refused(b"".join(self._collected))
+
+    def _deliver(self) -> None:
+        """What is held, unless paused; then the end, if there was one."""
+        held = self._held
+        try:
+            while held and not self._paused and not self._done.done():
+                payload = held.popleft()
+                if self._status != 200:
+                    self._refused(payload)
+                elif payload == DONE and self._sse is not None:
+                    self._end(None)
+                else:
+                    answer = _read(self._url, payload)
+                    self._finished = _finish(self._url, answer) or self._finished
+                    self._take(answer)
+        except Exception as error:
+            # The parser of HTTP, which calls this, would wrap it.
+            self._fail(error)
+            return
+        if self._ended and not held and not self._paused:
+            self._end(None if self._ended is True else self._ended)
+
+    def _refused(self, body: bytes) -> None:
+        self._fail(error_from_answer("decode", self._url, self._status, body))
+
+    def _end(self, error: HopError | None) -> None:
+        if error is None and not self._finished:
+            error = (
+                Garbled("decode", "the decode engine's answer is not complete", member=self._url)
+                if self._sse is None
+                else Unreachable("decode", "the decode stream ended early", member=self._url)
+            )
+        if error is not None:
+            self._fail(error)
+        elif not self._done.done():
+            self._done.set_result(None)
+            if self._connection is not None:
+                self._connection.let_go()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _silent(self) -> None:
+        self._fail(TimedOut("decode", "the decode hop timed out", member=self._url))
+
 
 class DecodeClient:
-    def __init__(self, transport: Transport, *, first_timeout: float, idle_timeout: float) -> None:
-        """``first_timeout`` bounds the wait for the first chunk (queueing and KV transfer are in it),
-        ``idle_timeout`` each later one; seconds."""
-        self._transport = transport
-        self._first_timeout = first_timeout
-        self._idle_timeout = idle_timeout
+    """``first_timeout`` bounds the wait for the first chunk (queueing and KV transfer are in it),
+    ``idle_timeout`` each later one; seconds. ``on_exchange(+1 or -1)`` counts open exchanges."""
 
-    async def decode(
+    def __init__(
         self,
-        base_url: str,
-        request: Mapping[str, Any],
-        headers: Mapping[str, str],
+        connections: Connections,
         *,
-        on_accepted: Callable[[], None] = lambda: None,
-    ) -> AsyncGenerator[EngineAnswer, None]:
-        """Yield the engine's answers until one per choice has a finish reason and the stream has ended.
+        first_timeout: float,
+        idle_timeout: float,
+        max_event_bytes: int,
+        max_error_bytes: int,
+        on_exchange: Callable[[int], None] = lambda _change: None,
+    ) -> None:
+        self.connections = connections
+        self.first_timeout = first_timeout
+        self.idle_timeout = idle_timeout
+        self.max_event_bytes = max_event_bytes
+        self.max_error_bytes = max_error_bytes
+        self.on_exchange = on_exchange
 
-        ``on_accepted`` is called when status 200 has been read. Raises ``HopError`` when the engine refuses,
-        fails, stops talking, or ends the stream without a finish reason. Closing the generator closes the
-        connection.
-        """
-        url = base_url + GENERATE
-        with timeout_as_hop_error("decode", url), ExitStack() as exits:
-            async with (
-                asyncio.timeout(self._first_timeout) as clock,
-                self._transport.open("decode", "POST", url, encode(request), headers) as response,
-            ):
-                idle = exits.enter_context(IdleClock(clock, self._idle_timeout))
-                await self._transport.expect_ok("decode", url, response)
-                on_accepted()
-                if response.content_type != "text/event-stream":
-                    body = await self._transport.read(
-                        "decode", url, response, self._transport.max_event_bytes
-                    )
-                    answer = _read(url, body)
-                    _check_finished(url, answer)
-                    idle.pause()
-                    yield answer
-                    return
-                sse = SSEDecoder(self._transport.max_event_bytes)
-                finished = False
-                async for piece in response.content.iter_any():
-                    try:
-                        payloads = sse.feed(piece)
-                    except (StreamTooLarge, NotAnEventStream) as error:
-                        raise garbled("decode", url, error) from error
-                    for payload in payloads:
-                        if payload == DONE:
-                            if not finished:
-                                raise Unreachable("decode", "the decode stream ended early", member=url)
-                            return
-                        answer = _read(url, payload)
-                        finished = finished or _finish(url, answer)
-                        idle.pause()
-                        yield answer
-                        idle.run()
-                if not finished:
-                    raise Unreachable("decode", "the decode stream ended early", member=url)
+    def decode(
+        self, base_url: str, request: Mapping[str, Any], headers: Mapping[str, str], take: Take
+    ) -> DecodeStream:
+        return DecodeStream(self, base_url + GENERATE, encode(request), headers, take)
 
 
 def _read(url: str, payload: bytes) -> EngineAnswer:
@@ -106,12 +253,3 @@ def _finish(url: str, answer: EngineAnswer) -> bool:
             "decode", "the decode engine gave the request up", retry_safe=True, detail=reason, member=url
         )
     return reason is not None
-
-
-def _check_finished(url: str, answer: EngineAnswer) -> None:
-    if not _finish(url, answer):
-        raise _incomplete(url)
-
-
-def _incomplete(url: str) -> HopError:
-    return Garbled("decode", "the decode engine's answer is not complete", member=url)

@@ -8,7 +8,7 @@ full. A derender tier that does not speak this extension is sent everything each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,12 @@ _finish_decoder = msgspec.json.Decoder(ChunkFinish)
 
 CONTEXT_REQUIRED = 409
 
-REQUEST_FIELDS: Mapping[Endpoint, str] = {"chat": "chat_request", "completions": "completion_request"}
+REQUEST_FIELDS: Mapping[Endpoint, str] = {
+    "chat": "chat_request",
+    "completions": "completion_request",
+    "messages": "messages_request",
+    "responses": "responses_request",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,11 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class Derendered:
-    """``chunk`` is ready for the client. ``completion_tokens`` and ``reasoning_tokens`` count the choice so
-    far; they are None when the tier does not report them."""
+    """``events`` are ready for the client: one chunk, or what an API with many types of events makes of it.
+    ``completion_tokens`` and ``reasoning_tokens`` count the choice so far; they are None when the tier does
+    not report them."""
 
-    chunk: msgspec.Raw
+    events: Sequence[msgspec.Raw]
     model: str | None
     finished: bool
     empty: bool
@@ -101,7 +107,7 @@ class DerenderClient:
             answer = _decoder.decode(reply.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise garbled("derender", url, error) from error
-        done = derendered(answer.chunk, answer.derender, url)
+        done = derendered(answer.chunk, answer.events, answer.derender, url)
         stream.state = answer.stream_state
         stream.digest = answer.derender.context if answer.derender else None
         return done
@@ -122,14 +128,22 @@ class DerenderClient:
         return reply.body
 
 
-def derendered(chunk: msgspec.Raw, notes: Notes | None, source: str) -> Derendered:
+def derendered(
+    chunk: msgspec.Raw, events: list[msgspec.Raw] | None, notes: Notes | None, source: str
+) -> Derendered:
     """What an answer says. ``source`` names its sender. Raises ``HopError`` for what is no chunk."""
+    if events is not None:
+        if notes is None:
+            raise garbled("derender", source, ValueError("events without notes"))
+        return Derendered(
+            events, None, notes.finished, notes.empty, notes.completion_tokens, notes.reasoning_tokens
+        )
     try:
         finish = _finish_decoder.decode(chunk)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise garbled("derender", source, error) from error
     return Derendered(
-        chunk=chunk,
+        events=(chunk,),
         model=finish.model,
         finished=bool(finish.choices) and finish.choices[0].finish_reason is not None,
         empty=notes.empty if notes else False,

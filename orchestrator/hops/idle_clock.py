@@ -1,51 +1,57 @@
 """The bound on a peer's silence, for streams of many small pieces.
 
-Moving an ``asyncio.timeout`` on with each piece makes and cancels a timer each time. Here a piece costs one
-assignment: one timer per stream looks, once per ``seconds``, how long the peer has been silent, and moves on
-by what is left.
+A timer that is moved on with each piece costs more than the piece. Here a piece costs one assignment: one
+timer looks, once per bound, how long the peer has been silent, and moves on by what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from collections.abc import Callable
 
 
 class IdleClock:
-    """Ends ``timeout`` when the peer is silent for ``seconds`` while it is its turn. Until the first
-    ``pause`` the timeout's own time counts. A context manager, so that its timer ends with the stream."""
+    """Calls ``on_silent`` once when the peer is silent for too long while it is its turn: for ``first``
+    seconds before its first piece, for ``later`` seconds after one."""
 
-    __slots__ = ("_handle", "_loop", "_seconds", "_since", "_timeout")
+    __slots__ = ("_handle", "_later", "_limit", "_loop", "_on_silent", "_since")
 
-    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
-        self._timeout = timeout
-        self._seconds = seconds
+    def __init__(self, first: float, later: float, on_silent: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._since: float | None = None
-        self._handle: asyncio.TimerHandle | None = None
+        self._limit = first
+        self._later = later
+        self._on_silent = on_silent
+        self._since: float | None = self._loop.time()
+        self._handle: asyncio.TimerHandle | None = self._loop.call_later(first, self._look)
+
+    def heard(self) -> None:
+        """The peer has sent a piece."""
+        if self._limit is not self._later:
+            self._limit = self._later
+            if self._handle is not None:
+                self._handle.cancel()
+                self._handle = self._loop.call_later(self._later, self._look)
+        if self._since is not None:
+            self._since = self._loop.time()
 
     def pause(self) -> None:
         """It is our turn: what a slow reader takes is not the peer's time."""
         self._since = None
-        if self._handle is None:
-            self._timeout.reschedule(None)
-            self._handle = self._loop.call_later(self._seconds, self._look)
 
     def run(self) -> None:
         """It is the peer's turn, from now on."""
         self._since = self._loop.time()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc_info: object) -> None:
+    def stop(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
+            self._handle = None
 
     def _look(self) -> None:
         now = self._loop.time()
-        left = self._seconds if self._since is None else self._since + self._seconds - now
+        left = self._limit if self._since is None else self._since + self._limit - now
         if left <= 0:
-            self._timeout.reschedule(now)
+            self._handle = None
+            self._on_silent()
         else:
             self._handle = self._loop.call_later(left, self._look)

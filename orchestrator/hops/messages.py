@@ -11,11 +11,11 @@ from render_tier.protocol.session import Notes
 Raw = msgspec.Raw
 
 
-class TokensDetails(msgspec.Struct):
+class TokensDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class EngineUsage(msgspec.Struct):
+class EngineUsage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: TokensDetails | None = None
@@ -29,7 +29,7 @@ class EngineLogprobs(msgspec.Struct):
     content: list[Raw] | None = None
 
 
-class EngineChoice(msgspec.Struct):
+class EngineChoice(msgspec.Struct, gc=False):
     index: int = 0
     token_ids: list[int] | None = None
     finish_reason: str | None = None
@@ -59,12 +59,13 @@ def present(raw: Raw) -> Raw | None:
 class DerenderStreamAnswer(msgspec.Struct):
     """``derender`` is absent from a derender tier that does not know the extension."""
 
-    chunk: Raw
-    stream_state: Raw
+    chunk: Raw = Raw()
+    events: list[Raw] | None = None
+    stream_state: Raw = Raw()
     derender: Notes | None = None
 
 
-class ChunkChoice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
@@ -73,3 +74,32 @@ class ChunkFinish(msgspec.Struct):
 
     model: str | None = None
     choices: list[ChunkChoice] = []
+
+
+class Logprobs(msgspec.Struct, gc=False):
+    content: list[Raw]
+
+
+class SessionChoice(msgspec.Struct, omit_defaults=True, gc=False):
+    index: int = 0
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: Logprobs | None = None
+
+
+class SessionChunk(msgspec.Struct, omit_defaults=True, gc=False):
+    """``prompt_token_ids`` with the first chunk of a client that wants them back."""
+
+    choices: list[SessionChoice]
+    position: int
+    prompt_token_ids: Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class SessionFrame(msgspec.Struct, omit_defaults=True, gc=False):
+    """What we write of ``render_tier.protocol.session.Frame``."""
+
+    stream: int
+    open: dict[str, Any] | None = None
+    chunk: SessionChunk | None = None
+    close: bool = False

@@ -11,9 +11,14 @@ import msgspec
 from orchestrator.core.legs import RenderedPrompt, RenderReplyError, read_render_replies, read_render_reply
 from orchestrator.hops.transport import Reply, Transport, garbled
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "messages", "responses"]
 
-PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS: Mapping[Endpoint, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+}
 
 FINGERPRINT_HEADER = "X-Render-Fingerprint"
 
@@ -49,17 +54,26 @@ class RenderClient:
     async def render(
         self, base_url: str, endpoint: Endpoint, body: bytes, headers: Mapping[str, str], budget: float
     ) -> Rendered:
-        """One prompt for chat, one or more for completions. Raises ``HopError``; a 4xx is the client's
+        """One prompt, or for completions one or more. Raises ``HopError``; a 4xx is the client's
         error."""
         url = f"{base_url}{PATHS[endpoint]}/render"
         reply = await self._transport.call("render", "POST", url, body, budget=budget, headers=headers)
         try:
             prompts = (
-                [read_render_reply(reply.body)] if endpoint == "chat" else read_render_replies(reply.body)
+                read_render_replies(reply.body)
+                if endpoint == "completions"
+                else [read_render_reply(reply.body)]
             )
         except RenderReplyError as error:
             raise garbled("render", url, error) from error
         return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER))
+
+    async def count_tokens(
+        self, base_url: str, body: bytes, headers: Mapping[str, str], budget: float
+    ) -> Reply:
+        """``POST /v1/messages/count_tokens`` as the render tier answers it."""
+        url = f"{base_url}{PATHS['messages']}/count_tokens"
+        return await self._transport.call("render", "POST", url, body, budget=budget, headers=headers)
 
     async def models(self, base_url: str, budget: float) -> Reply:
         """``GET /v1/models`` as the render tier answers it."""

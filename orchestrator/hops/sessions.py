@@ -2,7 +2,8 @@
 
 A call is a frame and its answer. Frames that are ready at the same moment, or while the socket is busy, leave
 in one message, so the cost of a message is shared by the streams that an engine step has moved on. The server
-answers frames in order, so a queue of waiting calls is all the bookkeeping there is.
+answers frames in order, so a queue of waiting calls is all the bookkeeping there is. It also makes the oldest
+call's time the bound for all: when that is over, nothing behind it would be answered sooner.
 """
 
 from __future__ import annotations
@@ -20,21 +21,43 @@ from render_tier.protocol.session import SESSION_PATH, Answer
 
 _decoder = msgspec.json.Decoder(list[Answer])
 
+OnAnswer = Callable[[Answer | None, HopError | None], None]
+"""Exactly one of the two is given."""
+
+
+class Call:
+    """A frame that waits for its answer."""
+
+    __slots__ = ("number", "on_answer", "sent_at")
+
+    def __init__(self, number: int, on_answer: OnAnswer | None, sent_at: float) -> None:
+        self.number = number
+        self.on_answer = on_answer
+        self.sent_at = sent_at
+
+    def drop(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.on_answer = None
+
 
 class Link:
-    """One connection. ``streams``: how many are open on it. ``moving``: the server is about to stop."""
+    """One connection. ``streams``: how many are open on it. ``moving``: the server is about to stop.
+    ``answer_within``: seconds that an answer may take."""
 
-    def __init__(self, url: str, socket: Any) -> None:
+    def __init__(self, url: str, socket: Any, answer_within: float = 30.0) -> None:
         self.url = url
         self.streams = 0
         self.moving = False
         self.closed = False
         self._socket = socket
+        self._answer_within = answer_within
         self._numbers = 0
         self._frames: list[bytes] = []
-        self._ready = asyncio.Event()
-        self._waiting: deque[tuple[int, asyncio.Future[Answer]]] = deque()
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] | None = None
+        """What the writer waits for while there is nothing to write."""
+        self._waiting: deque[Call] = deque()
+        self._timer: asyncio.TimerHandle | None = None
         self._writer = loop.create_task(self._write(), name=f"session writer {url}")
         self._reader = loop.create_task(self._read(), name=f"session reader {url}")
 
@@ -47,35 +70,55 @@ class Link:
         self.streams += 1
         return self._numbers
 
-    def call(self, frame: dict[str, Any]) -> asyncio.Future[Answer]:
-        """Send a frame that asks for an answer, which the future gives; it fails with ``HopError``."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        if self.closed:
-            future.set_exception(self._lost())
-            return future
-        self._waiting.append((frame["stream"], future))
+    def submit(self, number: int, frame: bytes, on_answer: OnAnswer) -> Call:
+        """Send a frame of stream ``number`` that asks for an answer. ``on_answer`` is called later, never
+        from in here. The link must not be closed."""
+        call = Call(number, on_answer, self._loop.time())
+        self._waiting.append(call)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._answer_within, self._look)
         self._send(frame)
+        return call
+
+    def call(self, frame: dict[str, Any]) -> asyncio.Future[Answer]:
+        """``submit`` for a task: the future gives the answer or fails with ``HopError``."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def on_answer(answer: Answer | None, error: HopError | None) -> None:
+            if future.done():
+                return
+            if answer is not None:
+                future.set_result(answer)
+            elif error is not None:
+                future.set_exception(error)
+
+        if self.closed:
+            on_answer(None, self._lost())
+        else:
+            self.submit(frame["stream"], encode(frame), on_answer)
         return future
 
     def end(self, number: int) -> None:
         """Close a stream."""
         self.streams -= 1
         if not self.closed:
-            self._send({"stream": number, "close": True})
+            self._send(b'{"stream":%d,"close":true}' % number)
 
-    def abandon(self) -> None:
+    def abandon(self, error: HopError | None = None) -> None:
         """The connection is of no use any more: every call that waits fails."""
         if not self.closed:
-            self._lose_calls()
+            self._lose_calls(error)
             self._reader.cancel()
 
-    def _lose_calls(self) -> None:
+    def _lose_calls(self, error: HopError | None = None) -> None:
         self.closed = True
-        for _number, future in self._waiting:
-            if not future.done():
-                future.set_exception(self._lost())
-        self._waiting.clear()
         self._frames.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        calls, self._waiting = self._waiting, deque()
+        for call in calls:
+            if call.on_answer is not None:
+                call.on_answer(None, error or self._lost())
 
     async def close(self) -> None:
         self.abandon()
@@ -84,15 +127,18 @@ class Link:
         await asyncio.wait([self._reader, self._writer])
         await self._socket.close()
 
-    def _send(self, frame: dict[str, Any]) -> None:
-        self._frames.append(encode(frame))
-        self._ready.set()
+    def _send(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        ready, self._ready = self._ready, None
+        if ready is not None and not ready.done():
+            ready.set_result(None)
 
     async def _write(self) -> None:
         try:
             while True:
-                await self._ready.wait()
-                self._ready.clear()
+                if not self._frames:
+                    self._ready = self._loop.create_future()
+                    await self._ready
                 frames, self._frames = self._frames, []
                 await self._socket.send_bytes(b"[" + b",".join(frames) + b"]")
         except (OSError, RuntimeError):  # aiohttp says either when the connection is gone
@@ -116,16 +162,27 @@ class Link:
         if answer.moving:
             self.moving = True
             return
-        number, future = self._waiting[0]
-        if number != answer.stream:
+        call = self._waiting[0]
+        if call.number != answer.stream:
             raise LookupError("answers out of order")
         self._waiting.popleft()
-        if future.done():  # its caller is gone
+        if call.on_answer is None:
             return
         if answer.error is not None:
-            future.set_exception(error_from_body("derender", self.url, answer.error))
+            call.on_answer(None, error_from_body("derender", self.url, answer.error))
         else:
-            future.set_result(answer)
+            call.on_answer(answer, None)
+
+    def _look(self) -> None:
+        """Whether the oldest call has waited too long; once per bound while any waits."""
+        self._timer = None
+        if not self._waiting:
+            return
+        left = self._waiting[0].sent_at + self._answer_within - self._loop.time()
+        if left <= 0:
+            self.abandon(TimedOut("derender", "the derender hop timed out", member=self.url))
+        else:
+            self._timer = self._loop.call_later(left, self._look)
 
     def _lost(self) -> HopError:
         return Unreachable("derender", "the connection to the derender tier was lost", member=self.url)
@@ -141,6 +198,7 @@ class SessionPool:
         *,
         streams_per_connection: int,
         connect_timeout: float,
+        answer_within: float,
         heartbeat: float,
         recheck: float,
         clock: Callable[[], float],
@@ -148,6 +206,7 @@ class SessionPool:
         self._transport = transport
         self._streams_per_connection = streams_per_connection
         self._connect_timeout = connect_timeout
+        self._answer_within = answer_within
         self._heartbeat = heartbeat
         self._recheck = recheck
         self._clock = clock
@@ -178,7 +237,7 @@ class SessionPool:
             except NotOffered:
                 self._not_before[base_url] = self._clock() + self._recheck
                 return None
-            link = Link(base_url, socket)
+            link = Link(base_url, socket, self._answer_within)
             self._links.setdefault(base_url, []).append(link)
             return link
 

@@ -41,12 +41,10 @@ class Transport:
         connect_timeout: float,
         keepalive: float,
         max_reply_bytes: int,
-        max_event_bytes: int,
         max_error_bytes: int,
         headers: Mapping[str, str] | None = None,
         on_exchange: Callable[[int], None] | None = None,
     ) -> None:
-        self.max_event_bytes = max_event_bytes
         self._max_reply_bytes = max_reply_bytes
         self._max_error_bytes = max_error_bytes
         self._on_exchange = on_exchange or (lambda _change: None)

@@ -18,6 +18,7 @@ from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import model_card
 from orchestrator.hops.transport import Reply
 from orchestrator.server.attempts import on_render_members
+from orchestrator.server.count_tokens import CountTokensEndpoint
 from orchestrator.server.endpoints import CompletionEndpoint
 from orchestrator.server.services import Services
 from orchestrator.settings import Settings
@@ -48,6 +49,12 @@ def create_app(settings: Settings) -> Starlette:
         routes=[
             Route("/v1/chat/completions", CompletionEndpoint("chat"), methods=["POST"]),
             Route("/v1/completions", CompletionEndpoint("completions"), methods=["POST"]),
+            Route("/v1/messages", CompletionEndpoint("messages"), methods=["POST"]),
+            Route("/v1/messages/count_tokens", CountTokensEndpoint(), methods=["POST"]),
+            Route("/v1/responses", CompletionEndpoint("responses"), methods=["POST"]),
+            Route("/v1/responses/{id}", no_response, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/cancel", no_response, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", no_response),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
             Route("/health", health),
@@ -92,6 +99,14 @@ async def _models(services: Services) -> Reply:
         return await services.render_client.models(url, services.settings.timeouts.render)
 
     return await on_render_members(services, "render", services.settings.policy.render_attempts, call)
+
+
+async def no_response(request: Request) -> Response:
+    """Nothing is stored, so there is no response to read, delete or cancel."""
+    name = request.path_params["id"]
+    return _error_response(
+        NotFound(f"There is no response {name[:100]!r}: responses are not stored here.", param="response_id")
+    )
 
 
 async def health(_request: Request) -> Response:

@@ -4,11 +4,15 @@ A stream is read in a session where a member offers one, else by single calls. I
 and the output since are kept here, and when the member dies or moves away the stream goes on with another:
 the output since is read there again, and its answer, which the client has, is thrown away. Derender gives the
 same text for every chunking, so nothing is lost, repeated or changed.
+
+While a session is open and well, an output is one frame and its answer one callback. Everything else (the
+first output, a lost member, single calls) takes time and is a task.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,8 +21,9 @@ from orchestrator.core.assembly import engine_choice
 from orchestrator.core.coalescing import Output
 from orchestrator.hops.derender import Context, Derendered, StreamState, derendered
 from orchestrator.hops.errors import HopError, NoMembers, Refused, TimedOut
-from orchestrator.hops.messages import present
-from orchestrator.hops.sessions import Link
+from orchestrator.hops.messages import Logprobs, SessionChoice, SessionChunk, SessionFrame, present
+from orchestrator.hops.sessions import Call, Link
+from orchestrator.hops.transport import encode
 from orchestrator.pool.member import Member
 from orchestrator.server.attempts import on_render_members
 from render_tier.protocol.session import Answer
@@ -31,14 +36,29 @@ ELSEWHERE = frozenset({404, 409})
 
 
 class DerenderStream:
-    """Choice ``index`` of ``exchange``. ``prompt_token_ids``: JSON of the prompt's IDs."""
+    """Choice ``index`` of ``exchange``. ``prompt_token_ids``: JSON of the prompt's IDs.
+
+    One output at a time: ``read`` is answered by ``on_read`` or, when no member can, by ``on_failed``; never
+    from inside ``read``, and not after ``close``. ``on_crash`` is told of what nobody foresaw.
+    """
 
     def __init__(
-        self, exchange: Exchange, index: int, prompt_token_ids: msgspec.Raw, prompt_tokens: int
+        self,
+        exchange: Exchange,
+        index: int,
+        prompt_token_ids: msgspec.Raw,
+        prompt_tokens: int,
+        *,
+        on_read: Callable[[Derendered], None],
+        on_failed: Callable[[HopError], None],
+        on_crash: Callable[[Exception], None],
     ) -> None:
         self._exchange = exchange
         self._services = exchange.services
         self._index = index
+        self._on_read = on_read
+        self._on_failed = on_failed
+        self._on_crash = on_crash
         self._context = Context(
             endpoint=exchange.endpoint,
             model=exchange.requested_model,
@@ -59,40 +79,107 @@ class DerenderStream:
         self._tried: set[str] = set()
         self._sessions = self._services.sessions
         """None from the time on when single calls are used."""
+        self._waiting: Call | None = None
+        self._output = Output()
+        """Being read."""
+        self._work: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<DerenderStream {self._index} {self._position=} {self._since_tokens=} {self._link!r}>"
 
-    async def read(self, output: Output) -> Derendered:
-        """Derender the next output. Raises ``HopError`` when no member can."""
-        attempts = self._services.settings.policy.derender_attempts
-        while self._sessions is not None:
-            member = self._member
-            try:
-                answer = await self._in_session(output)
-            except HopError as error:
-                moved = isinstance(error, Refused) and error.status in ELSEWHERE
-                member = self._member or member
-                self._leave()
-                if member is not None and not moved:
-                    self._services.note_failure(self._services.render_pool, member, error)
-                    self._tried.add(member.url)
-                attempts -= 1
-                if not (moved or error.retry_safe or isinstance(error, TimedOut)):
-                    raise
-                self._services.metrics.retries.labels("derender").inc()
-                if attempts < 1 or moved:
-                    self._sessions = None
-                continue
-            if answer is None:
-                self._sessions = None
-            else:
-                return answer
-        return await self._by_calls(output)
+    def read(self, output: Output) -> None:
+        """Derender the next output."""
+        link, member = self._link, self._member
+        self._output = output
+        if link is None or member is None or link.moving or link.closed:
+            self._read_slowly(None)
+            return
+        member.active += 1
+        frame = SessionFrame(self._number, chunk=self._session_chunk(output, self._position))
+        self._waiting = link.submit(self._number, encode(frame), self._answered)
 
     def close(self) -> None:
         """The stream is over; nothing is read any more."""
+        self._end_call()
+        if self._work is not None and self._work is not asyncio.current_task():
+            self._work.cancel()
         self._leave()
+
+    def _answered(self, answer: Answer | None, error: HopError | None) -> None:
+        self._end_call()
+        try:
+            if answer is not None:
+                try:
+                    read = self._took(self._output, answer)
+                except HopError as unreadable:
+                    error = unreadable
+                else:
+                    self._services.render_pool.succeeded(self._member_in_use)
+                    self._on_read(read)
+                    return
+            self._read_slowly(error)
+        except Exception as crash:
+            # Not the fault of the connection, which other streams share.
+            self._on_crash(crash)
+
+    def _end_call(self) -> None:
+        call, self._waiting = self._waiting, None
+        if call is not None:
+            call.drop()
+            self._member_in_use.active -= 1
+
+    @property
+    def _member_in_use(self) -> Member:
+        assert self._member is not None
+        return self._member
+
+    # ---- what takes time -----------------------------------------------------------------------------------
+
+    def _read_slowly(self, failure: HopError | None) -> None:
+        name = f"derender {self._exchange.base_id}"
+        self._work = self._services.supervisor.spawn(
+            self._work_on(self._output, failure), name, self._on_crash
+        )
+
+    async def _work_on(self, output: Output, failure: HopError | None) -> None:
+        try:
+            read = await self._read(output, failure)
+        except HopError as error:
+            self._on_failed(error)
+        else:
+            self._on_read(read)
+
+    async def _read(self, output: Output, failure: HopError | None) -> Derendered:
+        """``failure`` is that of the first attempt, where it has been made. Raises ``HopError`` when no
+        member can."""
+        attempts = self._services.settings.policy.derender_attempts
+        member = self._member
+        while self._sessions is not None:
+            if failure is None:
+                member = self._member
+                try:
+                    answer = await self._in_session(output)
+                except HopError as error:
+                    failure = error
+                else:
+                    if answer is not None:
+                        return answer
+                    self._sessions = None
+                    break
+            moved = isinstance(failure, Refused) and failure.status in ELSEWHERE
+            member = self._member or member
+            self._leave()
+            if member is not None and not moved:
+                self._services.note_failure(self._services.render_pool, member, failure)
+                self._tried.add(member.url)
+            attempts -= 1
+            if not (moved or failure.retry_safe or isinstance(failure, TimedOut)):
+                raise failure
+            self._services.metrics.retries.labels("derender").inc()
+            if attempts < 1 or moved:
+                self._sessions = None
+            failure = None
+        return await self._by_calls(output)
 
     # ---- in a session --------------------------------------------------------------------------------------
 
@@ -110,7 +197,10 @@ class DerenderStream:
         link, member = self._link, self._member
         assert link is not None
         assert member is not None
-        frame = {"stream": self._number, "chunk": self._chunk(output, self._position)}
+        frame: dict[str, Any] = {
+            "stream": self._number,
+            "chunk": self._session_chunk(output, self._position),
+        }
         if frames and "chunk" not in frames[0]:
             frames[0] |= frame
         else:
@@ -159,7 +249,7 @@ class DerenderStream:
             start["stream_state"] = self._saved.state
         frame: dict[str, Any] = {"stream": self._number, "open": start}
         if self._since_tokens or self._since.finish_reason is not None:
-            frame["chunk"] = self._chunk(self._since, self._position - self._since_tokens)
+            frame["chunk"] = self._session_chunk(self._since, self._position - self._since_tokens)
         return frame
 
     def _took(self, output: Output, answer: Answer) -> Derendered:
@@ -175,7 +265,7 @@ class DerenderStream:
             self._since_tokens += len(output.token_ids)
         if answer.derender is not None:
             self._saved.digest = answer.derender.context
-        return derendered(answer.chunk, answer.derender, self._context.endpoint)
+        return derendered(answer.chunk, answer.events, answer.derender, self._context.endpoint)
 
     def _leave(self) -> None:
         if self._link is not None:
@@ -212,6 +302,16 @@ class DerenderStream:
             )
 
         return await on_render_members(services, "derender", services.settings.policy.derender_attempts, call)
+
+    def _session_chunk(self, output: Output, position: int) -> SessionChunk:
+        logprobs = None if output.logprobs is None else Logprobs(output.logprobs)
+        choice = SessionChoice(
+            self._index, output.token_ids, output.finish_reason, output.stop_reason, logprobs
+        )
+        chunk = SessionChunk([choice], position)
+        if not self._begun and self._exchange.return_token_ids:
+            chunk.prompt_token_ids = self._context.prompt_token_ids
+        return chunk
 
     def _chunk(self, output: Output, position: int) -> dict[str, Any]:
         chunk: dict[str, Any] = {"choices": [engine_choice(self._index, output)], "position": position}

@@ -1,4 +1,4 @@
-"""The two completion endpoints as plain ASGI applications: body in, one exchange, answer out.
+"""The endpoints that generate, as plain ASGI applications: body in, one exchange, answer out.
 
 Status and headers are sent with the first bytes of the answer. For a stream that is the first visible chunk,
 so that everything which fails before it has a proper HTTP status.
@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.core.sse import KEEPALIVE_FRAME
+from orchestrator.core.dialects import DIALECTS, Dialect
 from orchestrator.hops.render import Endpoint
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
-from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import outcome_of
 from orchestrator.server.services import Services
 from render_tier.protocol.errors import ApiError, PayloadTooLarge
@@ -42,7 +41,7 @@ class CompletionEndpoint:
         services: Services = scope["app"].state.services
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            body = await _read_body(receive, headers, services)
+            body = await read_body(receive, headers, services)
             tenant_header = services.settings.admission.tenant_header
             request = read_request(self._endpoint, headers, body, tenant_header)
         except ClientLeft:
@@ -57,15 +56,19 @@ class CompletionEndpoint:
                 outcome=outcome,
                 error={"status": error.status, "message": error.message},
             )
-            await send_error(send, error, client_id(headers))
+            await send_error(send, error, client_id(headers), dialect=DIALECTS[self._endpoint])
             return
         exchange = Exchange(services, request)
         response_id = request.client_id or exchange.base_id
         exchange.start()
+        seconds = services.settings.server.sse_keepalive
+        keepalive = None if seconds is None else KeepAlive(exchange, seconds)
         watcher = asyncio.get_running_loop().create_task(_watch(receive, exchange), name="watch client")
         try:
             await _answer(exchange, response_id, send)
         finally:
+            if keepalive is not None:
+                keepalive.stop()
             watcher.cancel()
             exchange.client_gone()
             with contextlib.suppress(asyncio.CancelledError):
@@ -73,40 +76,48 @@ class CompletionEndpoint:
 
 
 async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
-    outbox, keepalive = exchange.outbox, exchange.services.settings.server.sse_keepalive
-    first = await _next(outbox, keepalive)
-    while first is KEEPALIVE_FRAME and not exchange.streaming:
-        # Not validated yet, or an answer in one piece.
-        first = await _next(outbox, keepalive)
+    outbox = exchange.outbox
+    first = await outbox.next()
     explanation = exchange.explanation()
     explained = [] if explanation is None else [(b"x-pd-decisions", explanation)]
     if first is None:
         # An error, or nobody is there any more.
         if outbox.error is not None:
-            await send_error(send, outbox.error, response_id, explained)
+            await send_error(send, outbox.error, response_id, explained, dialect=exchange.dialect)
         return
     if not exchange.streaming:
-        await _send_whole(send, 200, first, response_id, explained)
+        await send_whole(send, 200, first, response_id, explained)
         return
-    outbox.unseen = False
     await send(_start(200, [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"),
                             (b"x-accel-buffering", b"no"), *explained], response_id))  # fmt: skip
     frames: bytes | None = first
     while frames is not None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
-        frames = await _next(outbox, keepalive)
+        frames = await outbox.next()
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _next(outbox: Outbox, keepalive: float | None) -> bytes | None:
-    """What waits for the client, or a comment after ``keepalive`` seconds without anything."""
-    if keepalive is None:
-        return await outbox.next()
-    try:
-        async with asyncio.timeout(keepalive):
-            return await outbox.next()
-    except TimeoutError:
-        return KEEPALIVE_FRAME
+class KeepAlive:
+    """A comment for the client when its stream has been silent for ``seconds``. Nothing while it is not known
+    whether the request is valid and its answer a stream."""
+
+    def __init__(self, exchange: Exchange, seconds: float) -> None:
+        self._exchange = exchange
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        outbox = self._exchange.outbox
+        left = outbox.taken_at + self._seconds - self._loop.time()
+        if left <= 0:
+            left = self._seconds
+            if self._exchange.streaming and outbox.empty:
+                outbox.put(self._exchange.dialect.keepalive)
+        self._timer = self._loop.call_later(left, self._look)
 
 
 async def _watch(receive: Receive, exchange: Exchange) -> None:
@@ -118,7 +129,7 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
             return
 
 
-async def _read_body(receive: Receive, headers: Mapping[str, str], services: Services) -> bytes:
+async def read_body(receive: Receive, headers: Mapping[str, str], services: Services) -> bytes:
     """Raises ``ApiError`` for a body that is too large or too slow, ``ClientLeft`` for one that ends
     early."""
     limit = services.settings.limits.body_bytes
@@ -151,7 +162,7 @@ def _start(status: int, headers: list[tuple[bytes, bytes]], response_id: str | N
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def _send_whole(
+async def send_whole(
     send: Send, status: int, body: bytes, response_id: str | None, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
     headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *more]
@@ -160,8 +171,13 @@ async def _send_whole(
 
 
 async def send_error(
-    send: Send, error: ApiError, response_id: str | None, more: Iterable[tuple[bytes, bytes]] = ()
+    send: Send,
+    error: ApiError,
+    response_id: str | None,
+    more: Iterable[tuple[bytes, bytes]] = (),
+    *,
+    dialect: Dialect,
 ) -> None:
     if error.retry_after is not None:
         more = [*more, (b"retry-after", str(error.retry_after).encode())]
-    await _send_whole(send, error.status, error.encode(), response_id, more)
+    await send_whole(send, error.status, dialect.error(error, response_id), response_id, more)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -20,15 +20,14 @@ import msgspec
 import structlog
 
 from orchestrator.core import legs
-from orchestrator.core.assembly import choiceless_frame, error_frames, with_fields
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
+from orchestrator.core.dialects import StreamEnd, dialect_of
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Affinity, Decision
-from orchestrator.core.sse import DONE_FRAME, frame
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
 from orchestrator.hops.errors import HopError, NoMembers
-from orchestrator.hops.render import FINGERPRINT_HEADER, Endpoint, Rendered
+from orchestrator.hops.render import FINGERPRINT_HEADER, Rendered
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
@@ -42,11 +41,8 @@ from render_tier.protocol.errors import ApiError, BadRequest, Unavailable
 
 log = structlog.get_logger(__name__)
 
-ID_PREFIX: Mapping[Endpoint, str] = {"chat": "chatcmpl-", "completions": "cmpl-"}
 NOTED_DECISIONS: Final = 32
 """Of one request; what its header and its log line can hold."""
-
-CHUNK_OBJECT: Mapping[Endpoint, str] = {"chat": "chat.completion.chunk", "completions": "text_completion"}
 
 
 class Exchange:
@@ -56,7 +52,8 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.base_id = secrets.token_hex(12)
-        self.response_id = ID_PREFIX[request.endpoint] + self.base_id
+        self.dialect = dialect_of(request.endpoint)
+        self.response_id = self.dialect.id_prefix + self.base_id
         self.created = int(time.time())
         self.endpoint = request.endpoint
         self.request_json = msgspec.Raw(request.body)
@@ -224,7 +221,7 @@ class Exchange:
                 if alien is not None:
                     raise BadRequest(f"token id {alien} is outside the vocabulary (0 to {vocab_size - 1})")
         self.streaming = prompts[0].stream
-        self._include_usage = prompts[0].include_usage
+        self._include_usage = prompts[0].include_usage or self.dialect.ends_with_usage
         self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
         if rendered.fingerprint is not None:
             self.render_headers[FINGERPRINT_HEADER] = rendered.fingerprint
@@ -265,15 +262,14 @@ class Exchange:
 
     # ---- what runs report ----------------------------------------------------------------------------------
 
-    async def emit(self, chunk: msgspec.Raw, usage: RunUsage) -> None:
-        """Hand one derendered chunk to the client; waits while the client is slow."""
+    def emit(self, events: Sequence[msgspec.Raw], usage: RunUsage) -> None:
+        """Hand what derender made of one output to the client."""
+        so_far = None
         if self._continuous_usage:
             so_far = Usage(
                 self._prompt_tokens, usage.completion_tokens, self._cached_tokens, usage.reasoning_tokens
             )
-            await self.outbox.put(frame(with_fields(chunk, {"usage": so_far.as_json()})))
-        else:
-            await self.outbox.put(frame(bytes(chunk)))
+        self.outbox.put(self.dialect.frames(events, so_far))
 
     def run_flushed(self) -> None:
         """For whole answers: derender when every run has its output."""
@@ -301,7 +297,7 @@ class Exchange:
         if error.retry_after is None and error.status in (429, 503):
             error.retry_after = self.services.admission.retry_after("requests")
         self.timing.mark("finished", perf_counter())
-        self.outbox.fail(error, error_frames(error))
+        self.outbox.fail(error, self.dialect.error_frames(error))
         self._post_all(Event.SIBLING_FAILED)
 
     def run_over(self) -> None:
@@ -348,15 +344,11 @@ class Exchange:
         }
 
     def _end_stream(self) -> None:
-        fields: dict[str, Any] = {}
-        if self._include_usage:
-            fields["usage"] = self._usage().as_json()
-        if self._request.wants_timing:
-            fields["pd_timing"] = self._timing_report()
-        if fields:
-            name = CHUNK_OBJECT[self.endpoint]
-            self.outbox.put_now(choiceless_frame(name, self.response_id, self.created, self.model, fields))
-        self.outbox.put_now(DONE_FRAME)
+        usage = self._usage() if self._include_usage else None
+        extra = {"pd_timing": self._timing_report()} if self._request.wants_timing else {}
+        end = self.dialect.end(StreamEnd(self.response_id, self.created, self.model, usage, extra))
+        if end:
+            self.outbox.put(end)
 
     async def _derender_whole(self) -> None:
         services = self.services
@@ -390,8 +382,8 @@ class Exchange:
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
         if self._request.wants_timing:
-            answer = with_fields(answer, {"pd_timing": self._timing_report()})
-        self.outbox.put_now(answer)
+            answer = self.dialect.with_extra(answer, {"pd_timing": self._timing_report()})
+        self.outbox.put(answer)
         self._post_all(Event.FLUSHED)
 
     # ---- the record ----------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ def read_request(
             " with the prompt's",
             param="echo",
         )
+    if endpoint == "responses":
+        _check_stateless(fields)
     timeout = requested_timeout(headers.get("x-request-timeout"), _value(fields, "timeout"))
     model = _value(fields, "model")
     return ClientRequest(
@@ -83,6 +85,24 @@ def read_request(
     )
 
 
+def _check_stateless(fields: Mapping[str, msgspec.Raw]) -> None:
+    """``store`` is accepted, being true by default, and nothing is stored; what cannot be had without is
+    refused. Raises ``BadRequest``."""
+    if _truthy(_value(fields, "background")):
+        raise _needs_store("background", "A response is made while its client waits for it.")
+    for name in ("previous_response_id", "conversation"):
+        if _value(fields, name) is not None:
+            raise _needs_store(name, "Send the whole conversation in `input`.")
+
+
+def _needs_store(name: str, instead: str) -> BadRequest:
+    return BadRequest(
+        f"{name} is not supported: responses are not stored here. {instead}",
+        param=name,
+        type="invalid_request_error",
+    )
+
+
 def client_id(headers: Mapping[str, str]) -> str | None:
     """The client's request id, when it can be echoed safely."""
     wish = headers.get("x-request-id")
@@ -91,7 +111,7 @@ def client_id(headers: Mapping[str, str]) -> str | None:
 
 def _tenant(headers: Mapping[str, str], tenant_header: str | None) -> str:
     name = headers.get(tenant_header.lower(), "") if tenant_header is not None else ""
-    return name or headers.get("authorization", "")
+    return name or headers.get("authorization", "") or headers.get("x-api-key", "")
 
 
 def _priority(headers: Mapping[str, str], in_body: Any) -> int:

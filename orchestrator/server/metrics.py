@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from orchestrator.core.admission import Gate
 from orchestrator.core.timing import Timing
@@ -17,6 +20,26 @@ from orchestrator.server.integrity import Integrity
 SPAN_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
+
+
+class PerToken(Collector):
+    """A histogram without labels and locks, for what is observed once a token in the one thread of the event
+    loop: a tenth of the library's own cost."""
+
+    def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
+        self._name, self._documentation = name, documentation
+        self._counts = [0] * (len(SPAN_BUCKETS) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(SPAN_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(floatToGoString, SPAN_BUCKETS), "+Inf"]
+        buckets = list(zip(names, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=self._sum)
 
 
 class _StateCollector(Collector):
@@ -66,15 +89,10 @@ class Metrics:
             buckets=SPAN_BUCKETS,
             registry=registry,
         )
-        self.inter_token = Histogram(
-            "pd_inter_token_seconds",
-            "Time between two chunks of a decode stream.",
-            buckets=SPAN_BUCKETS,
-            registry=registry,
+        self.inter_token = PerToken(
+            "pd_inter_token_seconds", "Time between two chunks of a decode stream.", registry
         )
-        self.derender_calls = Histogram(
-            "pd_derender_seconds", "One streaming derender call.", buckets=SPAN_BUCKETS, registry=registry
-        )
+        self.derender_calls = PerToken("pd_derender_seconds", "One streaming derender call.", registry)
         self.hop_errors = Counter("pd_hop_errors", "Failed legs by kind.", ["hop", "kind"], registry=registry)
         self.retries = Counter("pd_retries", "Legs sent again.", ["hop"], registry=registry)
         self.continuations = Counter(

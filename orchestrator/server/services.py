@@ -16,6 +16,7 @@ from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.selection import Affinity, PolicyName
+from orchestrator.hops.connections import Connections
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
 from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers
@@ -60,6 +61,7 @@ class Services:
                 self._render_transport,
                 streams_per_connection=sessions.streams_per_connection,
                 connect_timeout=timeouts.connect,
+                answer_within=timeouts.derender,
                 heartbeat=sessions.heartbeat,
                 recheck=sessions.recheck,
                 clock=asyncio.get_running_loop().time,
@@ -68,10 +70,18 @@ class Services:
             else None
         )
         self.prefill_client = PrefillClient(self.engine_transport)
+        self._decode_connections = Connections(
+            connect_timeout=timeouts.connect,
+            keepalive=timeouts.keepalive,
+            headers=_credentials(members.engine_api_key),
+        )
         self.decode_client = DecodeClient(
-            self.engine_transport,
+            self._decode_connections,
             first_timeout=timeouts.decode_first,
             idle_timeout=timeouts.decode_idle,
+            max_event_bytes=settings.limits.event_bytes,
+            max_error_bytes=settings.limits.error_bytes,
+            on_exchange=self._count_exchange,
         )
         # Render has no side effect, so asking costs nothing; and a stream under way needs some derender.
         self.render_pool = self._pool("render", members.render, settings.selection.render, asks_the_dead=True)
@@ -153,6 +163,7 @@ class Services:
         await self.supervisor.close(self.settings.server.grace)
         if self.sessions is not None:
             await self.sessions.close()
+        await self._decode_connections.close()
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
 
@@ -215,6 +226,10 @@ class Services:
             ),
         )
 
+    def note_unusable_prefill(self, member: Member, leg: str, problem: str) -> None:
+        self.metrics.unusable_prefills.inc()
+        log.warning("unusable prefill", member=member.url, leg=leg, problem=problem)
+
     def note_stranded(self, reason: str, tokens: int) -> None:
         """KV of a prompt of ``tokens`` is left to its engine's lease."""
         metrics, per_token = self.metrics, self.settings.lease.kv_bytes_per_token
@@ -243,9 +258,8 @@ class Services:
             connect_timeout=timeouts.connect,
             keepalive=timeouts.keepalive,
             max_reply_bytes=limits.reply_bytes,
-            max_event_bytes=limits.event_bytes,
             max_error_bytes=limits.error_bytes,
-            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+            headers=_credentials(key),
             on_exchange=self._count_exchange if counted else None,
         )
 
@@ -292,3 +306,7 @@ class Services:
             return await self._probe_transport.status(url, self.settings.health.timeout)
         except HopError:
             return None
+
+
+def _credentials(key: SecretStr | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}

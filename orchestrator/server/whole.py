@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.core.assembly import merged_generate_response, with_fields
+from orchestrator.core.assembly import merged_generate_response
+from orchestrator.core.dialects import DIALECTS, UnreadableAnswer
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.usage import Usage, total
 from orchestrator.hops.derender import REQUEST_FIELDS
@@ -35,7 +36,7 @@ class WholeAnswer:
         counts = [len(prompt.token_ids) for prompt in self.prompts]
         ids = [prompt.fields["token_ids"] for prompt in self.prompts]
         request = {"model": self.requested_model, REQUEST_FIELDS[self.endpoint]: self.request_json}
-        if self.endpoint == "chat":
+        if self.endpoint != "completions":
             return request | {
                 "generate_response": replies[0],
                 "prompt_tokens": counts[0],
@@ -49,19 +50,18 @@ class WholeAnswer:
         Completion tokens are derender's: its count ends at a stop string, decode may have sent more.
         Raises ``HopError``.
         """
+        dialect = DIALECTS[self.endpoint]
         try:
-            counted = _decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            counted = dialect.counted(body)
+        except UnreadableAnswer as error:
             raise garbled("derender", self.response_id, error) from error
-        details = counted.completion_tokens_details
         usage = Usage(
             sum(len(prompt.token_ids) for prompt in self.prompts),
             counted.completion_tokens,
             cached_tokens,
-            details.reasoning_tokens if details else None,
+            counted.reasoning_tokens,
         )
-        fields = {"id": self.response_id, "created": self.created, "usage": usage.as_json()}
-        return with_fields(body, fields), usage
+        return dialect.whole(body, self.response_id, self.created, usage), usage
 
     def _reply(self, prompt: RenderedPrompt) -> dict[str, Any]:
         runs = [run for run in self.runs if run.prompt is prompt]
@@ -76,19 +76,3 @@ class WholeAnswer:
             prompt_token_ids=prompt.fields["token_ids"] if self.return_token_ids else None,
             prompt_logprobs=runs[0].prompt_logprobs,
         )
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: int | None = None
-
-
-class _Counted(msgspec.Struct):
-    completion_tokens: int
-    completion_tokens_details: _CompletionDetails | None = None
-
-
-class _Head(msgspec.Struct):
-    usage: _Counted
-
-
-_decoder = msgspec.json.Decoder(_Head)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from orchestrator.hops.connections import Connections
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.errors import HopError, Refused, TimedOut, Unreachable
+from orchestrator.hops.messages import EngineAnswer
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.transport import Transport
 from tests.support.corpus import exchanges
@@ -25,9 +27,27 @@ REFUSALS = [name for name, e in RECORDED.items() if e["response"]["status"] >= 4
 
 def transport(counts: list[int] | None = None) -> Transport:
     return Transport(
-        connect_timeout=1, keepalive=1, max_reply_bytes=10**7, max_event_bytes=10**6, max_error_bytes=10**5,
+        connect_timeout=1, keepalive=1, max_reply_bytes=10**7, max_error_bytes=10**5,
         on_exchange=None if counts is None else counts.append,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def decoding(counts: list[int] | None = None) -> AsyncIterator[DecodeClient]:
+    connections = Connections(connect_timeout=1, keepalive=1)
+    try:
+        yield DecodeClient(
+            connections, first_timeout=5, idle_timeout=5, max_event_bytes=10**6, max_error_bytes=10**5,
+            on_exchange=lambda change: None if counts is None else counts.append(change),
+        )  # fmt: skip
+    finally:
+        await connections.close()
+
+
+async def decoded(client: DecodeClient, url: str) -> list[EngineAnswer]:
+    answers: list[EngineAnswer] = []
+    await client.decode(url, {}, {}, answers.append).run()
+    return answers
 
 
 @asynccontextmanager
@@ -70,19 +90,16 @@ def token_ids(name: str) -> dict[int, list[int]]:
 @pytest.mark.parametrize("cut", [0, 1, 7])
 @pytest.mark.parametrize("name", STREAMS)
 async def test_streams_in_any_pieces(name: str, cut: int) -> None:
-    client = transport()
     tokens: dict[int, list[int]] = {}
     usage: Any = None
-    async with engine(name, cut) as url:
-        decode = DecodeClient(client, first_timeout=5, idle_timeout=5)
-        async for answer in decode.decode(url, {}, {}):
+    async with engine(name, cut) as url, decoding() as client:
+        for answer in await decoded(client, url):
             usage = answer.usage or usage
             for choice in answer.choices:
                 tokens.setdefault(choice.index, []).extend(choice.token_ids or [])
     assert tokens == token_ids(name)
     if "include_usage" in json.dumps(RECORDED[name]["request"]["body"]):
         assert usage.completion_tokens == sum(map(len, tokens.values()))
-    await client.close()
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -90,9 +107,9 @@ async def test_refusals_keep_status_type_message_and_param(name: str) -> None:
     counts: list[int] = []
     client = transport(counts)
     expected = RECORDED[name]["response"]["body"]["error"]
-    async with engine(name) as url:
+    async with engine(name) as url, decoding(counts) as decode:
         with pytest.raises(Refused) as decode_error:
-            await anext(DecodeClient(client, first_timeout=5, idle_timeout=5).decode(url, {}, {}))
+            await decoded(decode, url)
         with pytest.raises(Refused) as prefill_error:
             await PrefillClient(client).prefill(url, {}, {}, 5)
     for raised in (decode_error, prefill_error):
@@ -105,9 +122,8 @@ async def test_refusals_keep_status_type_message_and_param(name: str) -> None:
 
 async def test_a_whole_reply_is_one_answer() -> None:
     client = transport()
-    async with engine("gen_lp") as url:
-        decode = DecodeClient(client, first_timeout=5, idle_timeout=5)
-        [answer] = [answer async for answer in decode.decode(url, {}, {})]
+    async with engine("gen_lp") as url, decoding() as decode:
+        [answer] = await decoded(decode, url)
         prefilled = await PrefillClient(client).prefill(url, {}, {}, 5)
     recorded = RECORDED["gen_lp"]["response"]["body"]
     assert answer.choices[0].token_ids == recorded["choices"][0]["token_ids"]

@@ -52,12 +52,12 @@ async def pool_of(serve: Serve, **options: Any) -> AsyncIterator[tuple[SessionPo
         connect_timeout=1.0,
         keepalive=4.0,
         max_reply_bytes=1 << 20,
-        max_event_bytes=1 << 20,
         max_error_bytes=1024,
     )
     settings = {
         "streams_per_connection": 64,
         "connect_timeout": 1.0,
+        "answer_within": 30.0,
         "heartbeat": 5.0,
         "recheck": 60.0,
         **options,

@@ -1,0 +1,273 @@
+"""Kept-alive HTTP/1.1 connections whose answers are handed over as they come, by callbacks.
+
+For streams of many small pieces: a piece goes from the socket through the parser (httptools) to its handler
+in one call, where a reader task would be woken for each. One exchange at a time on a connection. A connection
+is kept when the answer was read to its end and both sides allow it, at most ``keepalive`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from collections.abc import Mapping
+from typing import Protocol
+
+import httptools
+from yarl import URL
+
+from orchestrator.hops.errors import Absent, Garbled, HopError, HopName, Unreachable
+
+Origin = tuple[str, str, int]
+"""Scheme, host, port."""
+
+
+class Handler(Protocol):
+    """What an exchange does with its answer. Nothing is called after ``complete`` or ``failed``."""
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        """``headers`` has lower-case names."""
+
+    def body(self, piece: bytes) -> None: ...
+
+    def complete(self) -> None: ...
+
+    def failed(self, error: HopError) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """Made and kept by ``Connections``."""
+
+    def __init__(self, owner: Connections, origin: Origin, hop: HopName) -> None:
+        self.origin = origin
+        self._owner = owner
+        self._hop = hop
+        self._url = ""
+        self._handler: Handler | None = None
+        self._transport: asyncio.Transport | None = None
+        self._headers: dict[str, str] = {}
+        self._status = 0
+        self._answering = False
+        self._until_closed = False
+        """The answer ends with the connection."""
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.origin} busy={self._handler is not None} closed={self.closed}>"
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def begin(self, url: str, request: bytes, handler: Handler) -> None:
+        assert self._transport is not None
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        self._url, self._handler = url, handler
+        self._answering = True
+        self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._transport.write(request)
+
+    def pause(self) -> None:
+        if not self.closed:
+            assert self._transport is not None
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self.closed:
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def let_go(self) -> None:
+        """The handler has all that it wants. What is still to come of the answer is read and dropped."""
+        self._handler = None
+        if self._answering:
+            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.abort)
+
+    def abort(self) -> None:
+        """Break the connection off, which the other side sees as a disconnect."""
+        self._handler = None
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- asyncio.Protocol ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._owner.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._answering:
+            self.abort()  # nothing was asked
+            return
+        try:
+            self._feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # Of several things that a damaged answer may be, nothing is worth telling apart.
+            self._fail(
+                Garbled(
+                    self._hop,
+                    f"the {self._hop} tier's answer is not HTTP",
+                    detail=repr(error),
+                    member=self._url,
+                )
+            )
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._stop_timer()
+        self._owner.forget(self)
+        if self._until_closed and error is None:
+            self._complete()
+            return
+        detail = "closed by the other side" if error is None else repr(error)
+        self._fail(
+            Unreachable(
+                self._hop, f"the connection to the {self._hop} tier was lost", detail=detail, member=self._url
+            )
+        )
+
+    # ---- httptools -----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            return  # an interim answer
+        framed = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._until_closed = not framed and self._status not in (204, 304)
+        if self._handler is not None:
+            self._handler.head(self._status, self._headers)
+
+    def on_body(self, piece: bytes) -> None:
+        if self._handler is not None:
+            self._handler.body(piece)
+
+    def on_message_complete(self) -> None:
+        if self._status < 200:
+            return
+        reusable = self._parser.should_keep_alive() and not self._until_closed
+        self._complete()
+        if reusable and not self.closed:
+            self._stop_timer()
+            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.abort)
+            self._owner.keep(self)
+        else:
+            self.abort()
+
+    # ---- small parts ---------------------------------------------------------------------------------------
+
+    def _complete(self) -> None:
+        self._answering = self._until_closed = False
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.complete()
+
+    def _fail(self, error: HopError) -> None:
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.failed(error)
+
+    def _stop_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+
+class Connections:
+    """``headers`` go with every request. Times are seconds."""
+
+    def __init__(
+        self, *, connect_timeout: float, keepalive: float, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.keepalive = keepalive
+        self._connect_timeout = connect_timeout
+        self._headers = dict(headers or {})
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._all: set[Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connections {self._all!r}>"
+
+    async def post(
+        self, hop: HopName, url: str, body: bytes, headers: Mapping[str, str], handler: Handler
+    ) -> Connection:
+        """Send a JSON body; the answer goes to ``handler``. Raises ``HopError`` when nobody is there."""
+        target = URL(url)
+        origin = (target.scheme, target.raw_host or "", target.port or 80)
+        request = _request(target, body, {**self._headers, **headers})
+        connection = self._kept(origin) or await self._connect(hop, url, origin)
+        if connection.closed:
+            raise Unreachable(hop, f"the connection to the {hop} tier was lost", member=url)
+        connection.begin(url, request, handler)
+        return connection
+
+    def made(self, connection: Connection) -> None:
+        self._all.add(connection)
+
+    def keep(self, connection: Connection) -> None:
+        self._idle.setdefault(connection.origin, []).append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        idle = self._idle.get(connection.origin, [])
+        if connection in idle:
+            idle.remove(connection)
+
+    async def close(self) -> None:
+        for connection in list(self._all):
+            connection.abort()
+        # Connections that were broken off close in the loop's next turn.
+        await asyncio.sleep(0)
+
+    def _kept(self, origin: Origin) -> Connection | None:
+        idle = self._idle.get(origin, [])
+        while idle:
+            connection = idle.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    async def _connect(self, hop: HopName, url: str, origin: Origin) -> Connection:
+        scheme, host, port = origin
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _transport, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self, origin, hop),
+                    host,
+                    port,
+                    ssl=await self._tls_context() if scheme == "https" else None,
+                )
+        except (OSError, ValueError) as error:  # a time-out is an OSError; ValueError: no name that can be
+            raise Absent(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
+        return connection
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            # Reads certificates from disk.
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        return self._tls
+
+
+def _request(target: URL, body: bytes, headers: Mapping[str, str]) -> bytes:
+    lines = [f"POST {target.raw_path_qs} HTTP/1.1", f"Host: {target.raw_authority.rpartition('@')[2]}"]
+    sent = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+    if target.user is not None:
+        secret = base64.b64encode(f"{target.user}:{target.password or ''}".encode()).decode()
+        sent.setdefault("Authorization", f"Basic {secret}")
+    lines += [f"{name}: {value}" for name, value in sent.items()]
+    head = "\r\n".join(lines)
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
+        raise ValueError("a line break in a header")
+    return head.encode("latin-1") + b"\r\n\r\n" + body

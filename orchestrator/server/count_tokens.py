@@ -1,0 +1,60 @@
+"""``/v1/messages/count_tokens``: the render tier's answer, one hop and no engine."""
+
+from __future__ import annotations
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from orchestrator.core.dialects import DIALECTS
+from orchestrator.hops.transport import Reply
+from orchestrator.server.attempts import on_render_members
+from orchestrator.server.endpoints import ClientLeft, read_body, send_error, send_whole
+from orchestrator.server.intake import ClientRequest, client_id, read_request
+from orchestrator.server.outcomes import Outcome, outcome_of
+from orchestrator.server.services import Services
+from render_tier.protocol.errors import ApiError
+
+log = structlog.get_logger(__name__)
+
+ENDPOINT = "count_tokens"
+
+
+class CountTokensEndpoint:
+    """Takes its turn among the render legs. Errors are Anthropic's."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services: Services = scope["app"].state.services
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        name = client_id(headers)
+        outcome: Outcome = "ok"
+        failed: ApiError | None = None
+        try:
+            body = await read_body(receive, headers, services)
+            request = read_request("messages", headers, body, services.settings.admission.tenant_header)
+            reply = await _counted(services, request)
+        except ClientLeft:
+            return
+        except ApiError as error:
+            failed, outcome = error, outcome_of(error.status)
+            await send_error(send, error, name, dialect=DIALECTS["messages"])
+        else:
+            await send_whole(send, 200, reply.body, name)
+        services.metrics.requests.labels(ENDPOINT, outcome).inc()
+        log.info(
+            "request",
+            client_id=name,
+            endpoint=ENDPOINT,
+            outcome=outcome,
+            error=None if failed is None else {"status": failed.status, "message": failed.message},
+        )
+
+
+async def _counted(services: Services, request: ClientRequest) -> Reply:
+    """Raises ``ApiError``."""
+    seconds = services.settings.timeouts.render
+
+    async def call(url: str) -> Reply:
+        return await services.render_client.count_tokens(url, request.body, request.forwarded, seconds)
+
+    async with services.admission.place("render", request.who):
+        return await on_render_members(services, "render", services.settings.policy.render_attempts, call)

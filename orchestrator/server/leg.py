@@ -1,0 +1,48 @@
+"""What the legs of a run have in common: a hop on a member, under an id of its own, as a task."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from orchestrator.hops.errors import HopError
+from orchestrator.pool.member import Member
+from orchestrator.pool.pool import Pool
+
+if TYPE_CHECKING:
+    from orchestrator.server.run import Run
+
+
+class Leg:
+    """After ``cancel`` it tells the run nothing."""
+
+    kind = "leg"
+
+    def __init__(self, run: Run, member: Member, leg_id: str) -> None:
+        self.run = run
+        self.member = member
+        self.leg_id = leg_id
+        self.services = run.exchange.services
+        self.cancelled = False
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.leg_id} on {self.member.url} cancelled={self.cancelled}>"
+
+    def start(self) -> None:
+        self._task = self.services.supervisor.spawn(
+            self.carry_out(), f"{self.kind} {self.leg_id}", self.run.crashed
+        )
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    async def carry_out(self) -> None:
+        raise NotImplementedError
+
+    def note_failure(self, pool: Pool, error: HopError) -> None:
+        """And prefer other members from now on."""
+        self.services.note_failure(pool, self.member, error, self.leg_id)
+        self.run.tried.add(self.member.url)

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import ssl
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 from yarl import URL
@@ -96,8 +96,8 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the methods and not the class.
+        self._transport = cast(asyncio.Transport, transport)
         self._owner.made(self)
 
     def data_received(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from orchestrator.hops.connections import Connections
@@ -100,6 +101,18 @@ async def test_streams_in_any_pieces(name: str, cut: int) -> None:
     assert tokens == token_ids(name)
     if "include_usage" in json.dumps(RECORDED[name]["request"]["body"]):
         assert usage.completion_tokens == sum(map(len, tokens.values()))
+
+
+def test_streams_in_the_servers_own_event_loop() -> None:
+    async def read() -> list[EngineAnswer]:
+        async with engine(STREAMS[0], 7) as url, decoding() as client:
+            await decoded(client, url)
+            return await decoded(client, url)
+
+    answers = uvloop.run(read())
+    assert sum(len(c.token_ids or []) for a in answers for c in a.choices) == sum(
+        map(len, token_ids(STREAMS[0]).values())
+    )
 
 
 @pytest.mark.parametrize("name", REFUSALS)

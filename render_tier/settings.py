@@ -106,6 +106,8 @@ class Settings(BaseModel):
     """Answer with X-Request-Id."""
     disable_fastapi_docs: bool = False
     """Do not serve /docs, /redoc and /openapi.json."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve /tokenizer_info, which shows the chat template."""
     root_path: str = ""
     """Prefix under which a proxy serves this API."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

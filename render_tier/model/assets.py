@@ -13,16 +13,18 @@ from typing import Any
 
 import msgspec
 import structlog
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from render_tier.core.formats import UnknownFormat, reasoning_format, tool_format
-from render_tier.core.vocabulary import Vocabulary, build_vocabulary
+from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.chat_template import DEFAULT_NAME, load_templates, operator_template, select_template
 from render_tier.model.context_length import resolve_max_model_len, text_config
+from render_tier.model.engines import ReferenceTokenizer
 from render_tier.model.files import ModelLoadError, locate, read_json_object
+from render_tier.model.mistral_tokenizer import MistralTokenizer
 from render_tier.model.parser_choice import AUTO, choose_reasoning_parser, choose_tool_parser
 from render_tier.model.parser_plugins import load_plugin
-from render_tier.model.tokenizer import LoadedTokenizer, load_tokenizer
+from render_tier.model.served_tokenizer import ServedTokenizer, TokenizerMode, load_served_tokenizer
 
 log = structlog.get_logger()
 
@@ -39,9 +41,12 @@ class ModelAssets:
     """Sampling defaults and EOS IDs after ``--generation-config`` and ``--override-generation-config``."""
     max_tokens_cap: int | None
     """The operator's max_new_tokens: unlike the model's own, no request may exceed it."""
-    tokenizer: Tokenizer
+    tokenizer: ReferenceTokenizer
+    mistral: MistralTokenizer | None
+    """`tokenizer`, for a model that is served with one of Mistral's format."""
     tokenizer_json: dict[str, Any]
-    """tokenizer.json without vocabulary and merges, and with the added tokens of tokenizer_config.json."""
+    """tokenizer.json without vocabulary and merges, and with the added tokens of tokenizer_config.json; empty
+    where there is none."""
     added_tokens: tuple[AddedToken, ...]
     """What `tokenizer` has beyond tokenizer.json."""
     tokenizer_config: dict[str, Any]
@@ -76,29 +81,36 @@ def load_assets(
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
     parser_plugins: Sequence[str] = (),
+    tokenizer_mode: TokenizerMode = "auto",
 ) -> ModelAssets:
     """Read the model's files.
 
     ``generation_config``: "auto" (the model's own), "vllm" (none), or a directory. ``chat_template``: a file
     or a template. ``reasoning_parser``, ``tool_parser``: names, or "auto". ``parser_plugins``: files with
-    more parsers, registered for the whole process. Raises ModelLoadError.
+    more parsers, registered for the whole process. ``tokenizer_mode``: "hf" (tokenizer.json), "mistral"
+    (a file of mistral-common's), or "auto", which takes Mistral's in a repository of Mistral's own layout.
+    Raises ModelLoadError.
     """
     directory = locate(model, revision)
     tokenizer_config = read_json_object(directory / "tokenizer_config.json") or {}
-    config = read_json_object(directory / "config.json") or {}
+    config = _config(directory)
     length = resolve_max_model_len(config, tokenizer_config, max_model_len)
-    tokenizer = load_tokenizer(directory, tokenizer_config)
-    if chat_template is not None:
+    tokens = load_served_tokenizer(directory, tokenizer_config, tokenizer_mode)
+    if tokens.mistral is not None:
+        templates: dict[str, str] = {}  # mistral-common writes chats itself
+    elif chat_template is not None:
         templates = {DEFAULT_NAME: operator_template(chat_template)}
     else:
         templates = load_templates(directory, tokenizer_config)
     overrides = dict(override_generation_config or {})
     generation = _generation_config(directory, generation_config, overrides)
-    vocabulary = build_vocabulary(tokenizer.data)
+    vocabulary = tokens.vocabulary
     names = tuple(served_names) or (model,)
     plain, with_tools = select_template(templates, False), select_template(templates, True)
     plugins = [load_plugin(file) for file in parser_plugins]
     chosen = _parsers(reasoning_parser, tool_parser, config, (plain, with_tools), vocabulary)
+    if config.get("model_type") == HARMONY_MODEL_TYPE:
+        _check_harmony_parsers(chosen)
     return ModelAssets(
         name=model,
         served_names=names,
@@ -106,28 +118,60 @@ def load_assets(
         config=config,
         generation_config=generation,
         max_tokens_cap=_max_tokens_cap(generation_config, generation, overrides),
-        tokenizer=tokenizer.encoder,
-        tokenizer_json={name: part for name, part in tokenizer.data.items() if name != "model"},
-        added_tokens=tokenizer.added,
+        tokenizer=tokens.reference,
+        mistral=tokens.mistral,
+        tokenizer_json=tokens.data,
+        added_tokens=tokens.added,
         tokenizer_config=tokenizer_config,
-        special_tokens=tokenizer.special_tokens,
+        special_tokens=tokens.special_tokens,
         vocabulary=vocabulary,
         vocab_size=_vocab_size(config, vocabulary),
-        max_chars_per_token=_longest_token(tokenizer.data),
+        max_chars_per_token=tokens.longest,
         max_model_len=length,
-        eos_token_ids=_eos_token_ids(directory, config, generation, tokenizer),
+        eos_token_ids=_eos_token_ids(directory, config, generation, tokens.eos_id),
         chat_template=plain,
         tool_chat_template=with_tools,
         reasoning_parser=chosen["reasoning"],
         tool_parser=chosen["tool"],
         fingerprint=_fingerprint(
-            tokenizer=tokenizer,
+            tokens=tokens,
             templates={"default": plain, "tool_use": with_tools},
             parsers={**chosen, "plugins": plugins} if plugins else chosen,
             model=names[0],
             max_model_len=length,
         ),
     )
+
+
+HARMONY_MODEL_TYPE = "gpt_oss"
+"""Its chats are messages of the harmony format, which no template writes and no other parser reads."""
+HARMONY_PARSERS = {"reasoning": "openai_gptoss", "tool": "openai"}
+PARAMS_LENGTH = 128_000
+"""Positions of a model whose params.json names none."""
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """config.json, or what of Mistral's params.json says the same."""
+    config = read_json_object(directory / "config.json")
+    if config is not None:
+        return config
+    params = read_json_object(directory / "params.json")
+    if params is None:
+        return {}
+    length = params.get("max_position_embeddings") or params.get("max_seq_len") or PARAMS_LENGTH
+    config = {"model_type": "mistral", "max_position_embeddings": length}
+    if "vocab_size" in params:
+        config["vocab_size"] = params["vocab_size"]
+    return config
+
+
+def _check_harmony_parsers(chosen: Mapping[str, str | None]) -> None:
+    for kind, parser in chosen.items():
+        if parser not in (None, HARMONY_PARSERS[kind]):
+            raise ModelLoadError(
+                f"gpt-oss writes harmony messages: its {kind} parser is {HARMONY_PARSERS[kind]!r}, "
+                f"not {parser!r}"
+            )
 
 
 def _parsers(
@@ -174,29 +218,17 @@ def _max_tokens_cap(source: str, generation: dict[str, Any], overrides: dict[str
     return cap if isinstance(cap, int) else None
 
 
-def _longest_token(tokenizer_json: dict[str, Any]) -> int:
-    vocab = tokenizer_json["model"]["vocab"]
-    texts = vocab if isinstance(vocab, dict) else [entry[0] for entry in vocab]
-    added = (entry["content"] for entry in tokenizer_json["added_tokens"])
-    return max(max(map(len, texts), default=1), max(map(len, added), default=1))
-
-
 def _vocab_size(config: dict[str, Any], vocabulary: Vocabulary) -> int:
     configured = text_config(config).get("vocab_size")
     return configured if isinstance(configured, int) and configured > 0 else vocabulary.size
 
 
 def _eos_token_ids(
-    directory: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: LoadedTokenizer
+    directory: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer_eos: int | None
 ) -> tuple[int, ...]:
     """IDs on which a coupled server stops by itself: the tokenizer's EOS, then those of the generation config
     (of config.json when there is no generation config). A tokens-only engine knows only what it is told."""
-    found: list[int] = []
-    eos = tokenizer.special_tokens.get("eos_token")
-    if isinstance(eos, str):
-        identifier = tokenizer.encoder.token_to_id(eos)
-        if identifier is not None:
-            found.append(identifier)
+    found = [] if tokenizer_eos is None else [tokenizer_eos]
     declared = generation.get("eos_token_id")
     if declared is None and (
         own := read_json_object(directory / "generation_config.json") or text_config(config)
@@ -211,16 +243,16 @@ def _eos_token_ids(
 
 def _fingerprint(
     *,
-    tokenizer: LoadedTokenizer,
+    tokens: ServedTokenizer,
     templates: Mapping[str, str | None],
     parsers: Mapping[str, object],
     model: str,
     max_model_len: int,
 ) -> str:
-    digest = hashlib.blake2b(tokenizer.raw, digest_size=16)
+    digest = hashlib.blake2b(tokens.raw, digest_size=16)
     rest = {
-        "added_tokens": tokenizer.data["added_tokens"],
-        "special_tokens": tokenizer.special_tokens,
+        "added_tokens": tokens.data["added_tokens"],
+        "special_tokens": tokens.special_tokens,
         "templates": templates,
         "parsers": parsers,
         "model": model,

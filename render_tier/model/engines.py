@@ -32,14 +32,52 @@ class TokenEngine(Protocol):
         ...
 
 
+class ReferenceTokenizer(TokenEngine, Protocol):
+    """What else is asked of the tokenizer that all IDs are measured by."""
+
+    @property
+    def specials(self) -> int:
+        """Special tokens that are put around a text."""
+        ...
+
+    def encoded(
+        self, text: str, *, add_special_tokens: bool, keep: int | None, offsets: bool
+    ) -> tuple[list[int], list[tuple[int, int]] | None]:
+        """IDs, and where in the text they stand if ``offsets`` are asked for and the tokenizer knows them.
+
+        ``keep``: how many of the text's own last tokens stay, special ones not counted. Raises as `ids`.
+        """
+        ...
+
+    def piece(self, token_id: int) -> str:
+        """How the tokenizer itself writes the token; empty for an ID that it does not have."""
+        ...
+
+
 class ReferenceEngine:
     name = "tokenizers"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.specials = tokenizer.num_special_tokens_to_add(False)
 
     def ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encoded(
+        self, text: str, *, add_special_tokens: bool, keep: int | None, offsets: bool
+    ) -> tuple[list[int], list[tuple[int, int]] | None]:
+        encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+        cuts = keep is not None and add_special_tokens
+        encoding = encode([text], add_special_tokens=add_special_tokens and not cuts)[0]
+        if keep is not None and len(encoding.ids) > keep:
+            encoding.truncate(keep, direction="left")
+        if cuts:
+            encoding = self._tokenizer.post_process(encoding, None, True)
+        return encoding.ids, encoding.offsets if offsets else None
+
+    def piece(self, token_id: int) -> str:
+        return self._tokenizer.id_to_token(token_id) or ""
 
 
 class FastEngine:

@@ -19,6 +19,10 @@ HUB_PATTERNS = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    "params.json",
+    "tekken.json",
+    "tokenizer.model.v*",
+    "tokenizer.mm.model.v*",
 )
 """What a text renderer reads of a model repository."""
 

@@ -47,6 +47,8 @@ class _TokenizerFile(msgspec.Struct):
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
+    """A tokenizer of the ``tokenizers`` library."""
+
     encoder: Tokenizer
     data: dict[str, Any]
     """tokenizer.json without merges; ``added_tokens`` includes those that tokenizer_config.json adds."""

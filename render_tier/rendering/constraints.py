@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from render_tier.core.table import ToolFormat
@@ -18,17 +18,23 @@ from render_tier.protocol.request_fields import (
     structural_tag_json,
 )
 from render_tier.protocol.validation import invalid
+from render_tier.rendering.harmony_tags import HarmonyCalls
 from render_tier.rendering.structural_tags import (
     EMPTY_OBJECT,
     TOOL_CALL_TAGS,
     CallableTool,
-    CallGrammar,
     Json,
+    ToolGrammar,
     calls_as_json,
     either,
     json_schema,
+    listed_calls,
+    tagged,
 )
 
+GRAMMARS: Mapping[str, ToolGrammar] = {**TOOL_CALL_TAGS, "openai": HarmonyCalls()}
+"""By the name of the tool format; families without one are held to plain JSON (`ToolFormat.bare_json`,
+`ToolFormat.bare_list`) or not at all."""
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 SCHEMA_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -77,7 +83,7 @@ def _from_response_format(given: ResponseFormat | None) -> Json | None:
 def _check_constraint(constraint: Json, kind: str) -> None:
     value = constraint[kind]
     if kind == "json":
-        schema = _decoded_schema(value)
+        schema = decoded_schema(value)
         check_nesting(schema, MAX_SCHEMA_NESTING)
         _check_schema(schema)
     elif kind == "choice" and not value:
@@ -92,7 +98,7 @@ def _check_constraint(constraint: Json, kind: str) -> None:
         raise invalid("Invalid grammar specification: it is empty.", "structured_outputs")
 
 
-def _decoded_schema(value: Any) -> Any:
+def decoded_schema(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -139,14 +145,16 @@ def with_tool_choice(
     single = request.parallel_tool_calls is False
     name = request.forced_function
     chosen = [each for each in request.tools if name is None or each.function.name == name]
-    grammar = TOOL_CALL_TAGS.get(tool.name)
+    grammar = GRAMMARS.get(tool.name)
     if grammar is None:
-        return constraint if choice == "auto" or not tool.bare_json else _as_bare_json(chosen, name, single)
+        if choice == "auto" or not (tool.bare_json or tool.bare_list):
+            return constraint
+        return _as_bare_json(chosen, name, single) if tool.bare_json else _as_bare_list(request, constraint)
     if choice == "auto":
         level = grammar.strict_level if strict_level == "auto" else strict_level
         return _auto_choice(request, constraint, grammar, level, single)
     tools = [_callable(each, enforced=True) for each in chosen]
-    return _tagged(grammar.build(tools, "required" if name is None else "forced", single))
+    return tagged(grammar.build(tools, "required" if name is None else "forced", single))
 
 
 def _as_bare_json(tools: Sequence[Tool], named: str | None, single: bool) -> Json:
@@ -159,10 +167,23 @@ def _as_bare_json(tools: Sequence[Tool], named: str | None, single: bool) -> Jso
         raise invalid(str(error), "tools") from None
 
 
+def _as_bare_list(request: ChatCompletionRequest, constraint: Json | None) -> Json | None:
+    """Calls as the family lists them, without the marker in front; only where no structured outputs or
+    structural tag are asked for."""
+    given = request.response_format
+    if request.structured_outputs is not None or (given is not None and given.type == "structural_tag"):
+        return constraint
+    assert request.tools is not None
+    name = request.forced_function
+    functions = [tool.function for tool in request.tools if name in (None, tool.function.name)]
+    calls = listed_calls([(each.name, each.parameters) for each in functions], single=name is not None)
+    return {"json": calls}
+
+
 def _auto_choice(
     request: ChatCompletionRequest,
     constraint: Json | None,
-    grammar: CallGrammar,
+    grammar: ToolGrammar,
     strict_level: str,
     single: bool,
 ) -> Json | None:
@@ -175,8 +196,8 @@ def _auto_choice(
         for tool in request.tools
     ]
     if constraint is None:
-        return _tagged(grammar.build(tools, "auto", single))
-    return _tagged(either([grammar.build(tools, "required", single), _as_format(constraint)]))
+        return tagged(grammar.build(tools, "auto", single))
+    return tagged(either([grammar.build(tools, "required", single), as_format(constraint)]))
 
 
 def _callable(tool: Tool, *, enforced: bool) -> CallableTool:
@@ -188,16 +209,12 @@ def _schema_of(tool: Tool) -> Json | Literal[True]:
     return True if tool.function.parameters is None else tool.function.parameters
 
 
-def _tagged(tag_format: Json) -> Json:
-    return {"structural_tag": json.dumps({"type": "structural_tag", "format": tag_format})}
-
-
-def _as_format(constraint: Json) -> Json:
-    """A constraint as a structural tag's format, to stand beside tool calls."""
+def as_format(constraint: Json) -> Json:
+    """A constraint as a structural tag's format, to stand beside others."""
     if constraint.get("json_object"):
         return json_schema({"type": "object"})
     if "json" in constraint:
-        return json_schema(_decoded_schema(constraint["json"]))
+        return json_schema(decoded_schema(constraint["json"]))
     if "regex" in constraint:
         return {"type": "regex", "pattern": constraint["regex"]}
     if "choice" in constraint:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenizers import Encoding, Tokenizer
-
-from render_tier.model.engines import ReferenceEngine, TokenEngine
+from render_tier.model.engines import ReferenceTokenizer, TokenEngine
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid, summarise
 from render_tier.rendering.prompt_cache import PromptCache
@@ -49,7 +47,7 @@ class PromptEncoder:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: ReferenceTokenizer,
         *,
         vocab_size: int,
         max_model_len: int,
@@ -60,9 +58,9 @@ class PromptEncoder:
         """``engine`` (by default the tokenizer itself) gives the same IDs as ``tokenizer``, which is asked
         where offsets are; ``cache`` is asked first where no special tokens are added."""
         self._tokenizer = tokenizer
-        self._engine = engine or ReferenceEngine(tokenizer)
+        self._engine = engine or tokenizer
         self._cache = cache
-        self._adds_specials = tokenizer.num_special_tokens_to_add(False) > 0
+        self._adds_specials = tokenizer.specials > 0
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_chars = max_model_len * max_chars_per_token
@@ -75,17 +73,16 @@ class PromptEncoder:
         cuts_before_specials = specials and keep is not None and options.side is None
         if not (options.offsets or cuts_before_specials):
             return self._fitted(self._ids(text, specials), None, keep, options.side, exact=False)
-        encoding = self._encoding(text, specials and not cuts_before_specials, options.offsets)
-        if cuts_before_specials:
-            assert keep is not None
-            room = keep - self._tokenizer.num_special_tokens_to_add(False)
-            if len(encoding.ids) > room:
-                encoding.truncate(max(room, 0), direction=DEFAULT_SIDE)
-            encoding = self._tokenizer.post_process(encoding, None, True)
-        offsets = (
-            [(start + skipped, end + skipped) for start, end in encoding.offsets] if options.offsets else None
-        )
-        return self._fitted(encoding.ids, offsets, keep, options.side, exact=False)
+        room = None if not cuts_before_specials or keep is None else max(keep - self._tokenizer.specials, 0)
+        try:
+            ids, offsets = self._tokenizer.encoded(
+                text, add_special_tokens=specials, keep=room, offsets=options.offsets
+            )
+        except (TypeError, UnicodeError):
+            raise BadRequest(NOT_UNICODE) from None
+        if offsets is not None:
+            offsets = [(start + skipped, end + skipped) for start, end in offsets]
+        return self._fitted(ids, offsets, keep, options.side, exact=False)
 
     def plain_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """IDs of ``text`` with no limit on length (``/tokenize``)."""
@@ -174,12 +171,5 @@ class PromptEncoder:
             if self._cache is not None and not specials:
                 return self._cache.ids(text)
             return PromptIds.of(self._engine.ids(text, add_special_tokens=specials))
-        except (TypeError, UnicodeError):
-            raise BadRequest(NOT_UNICODE) from None
-
-    def _encoding(self, text: str, specials: bool, offsets: bool) -> Encoding:
-        batch = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
-        try:
-            return batch([text], add_special_tokens=specials)[0]
         except (TypeError, UnicodeError):
             raise BadRequest(NOT_UNICODE) from None

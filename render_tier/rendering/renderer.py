@@ -13,7 +13,8 @@ from typing import Any
 
 from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
-from render_tier.model.engines import EngineSlot, ReferenceEngine
+from render_tier.model.assets import HARMONY_MODEL_TYPE
+from render_tier.model.engines import EngineSlot
 from render_tier.protocol import responses_as_chat
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.anthropic_as_chat import as_chat
@@ -36,6 +37,9 @@ from render_tier.rendering.constraints import requested_constraint, with_tool_ch
 from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation, TemplateFacts
+from render_tier.rendering.harmony_chat import HarmonyChat
+from render_tier.rendering.mistral_chat import MistralChat
+from render_tier.rendering.native_chat import NativeChat, OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
@@ -76,7 +80,7 @@ class Renderer:
         self._new_id = new_id
         self._reasoning = reasoning_format(settings.reasoning_parser) if settings.reasoning_parser else None
         self._tools = tool_format(settings.tool_parser) if settings.tool_parser else None
-        self.engine = engine or EngineSlot(ReferenceEngine(assets.tokenizer))
+        self.engine = engine or EngineSlot(assets.tokenizer)
         marks = cut_marks(assets.tokenizer_json, (assets.chat_template, assets.tool_chat_template))
         self.prompt_cache = (
             PromptCache(self.engine, marks, settings.prompt_cache_bytes)
@@ -110,7 +114,23 @@ class Renderer:
         own_templates = new_cache(capacity=len(own))
         self._own_templates = {source: own_templates.get(source) for source in own}
         self._request_templates = new_cache(capacity=settings.request_templates)
+        self._native = self._native_chat()
+        """For models whose chats no template writes."""
         self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))
+
+    def _native_chat(self) -> NativeChat | None:
+        assets, name = self._assets, self._assets.served_names[0]
+        parsers = Parsers(self._reasoning, self._tools, self._settings.tool_strict_level)
+        if assets.mistral is not None:
+            return MistralChat(name, assets.mistral, assets.vocabulary, parsers)
+        if assets.config.get("model_type") == HARMONY_MODEL_TYPE:
+            return HarmonyChat(name, parsers, start_date=self._settings.system_start_date)
+        return None
+
+    @property
+    def writes_chats(self) -> bool:
+        """Whether there is anything that turns messages into a prompt."""
+        return self._native is not None or self._assets.chat_template is not None
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""
@@ -132,7 +152,7 @@ class Renderer:
         generate = rendered.generate_request()
         explainer = Explainer(self._assets, self._settings, self._reasoning, self._tools)
         text, facts = None, None
-        if not reused:
+        if not reused and self._native is None:
             kwargs = self._template_kwargs(request)
             text = self._templated(request, kwargs).text
             facts = self._template_facts(request, kwargs, explainer)
@@ -195,31 +215,28 @@ class Renderer:
 
     def _render(self, request: ChatCompletionRequest, name: str, asked_field: str) -> Rendered:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
-        self._check_trust(request)
+        if self._native is not None:
+            self._native.check(request)
+        else:
+            self._check_trust(request)
         _refuse_media_options(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        self._sampling.check_asked(asked, asked_field)
+        if self._native is None or self._native.cuts_to_fit:
+            self._sampling.check_asked(asked, asked_field)
         kwargs = self._template_kwargs(request)
         warnings: list[str] = []
         prompt = self._reused_prompt(request)
         if prompt is None:
-            templated = self._templated(request, kwargs)
-            warnings = templated.warnings
-            prompt = self._encoder.text(templated.text, _encode_options(request, reserve_output=bool(asked)))
-        constraint = with_tool_choice(
-            request,
-            requested_constraint(request),
-            self._tools,
-            self._settings.tool_strict_level,
-        )
+            prompt, warnings = self._prompt(request, kwargs, reserve_output=bool(asked))
+        rules = self._output_rules(request, kwargs, prompt.ids)
         params = self._sampling.build(
             request,
             max_tokens=self._sampling.max_tokens(asked, len(prompt.ids)),
-            skip_special_tokens=request.skip_special_tokens and not self._keeps_special_tokens(request),
-            constraint=constraint,
+            skip_special_tokens=request.skip_special_tokens and not rules.keeps_special_tokens,
+            constraint=rules.constraint,
         )
         generate = self._generate_request(request, name, prompt, params)
-        generate.reasoning_ended = self._reasoning_ended(request, kwargs, prompt.ids)
+        generate.reasoning_ended = rules.reasoning_ended
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
         if warnings:
@@ -228,9 +245,8 @@ class Renderer:
 
     def render_messages(self, request: MessagesRequest, *, request_id: str | None = None) -> Rendered:
         """Raises ApiError."""
-        return self.render_chat(
-            as_chat(request, merge_inline_system=self._merges_inline_system), request_id=request_id
-        )
+        chat = as_chat(request, merge_inline_system=self._merges_inline_system)
+        return self.render_chat(chat, request_id=request_id)
 
     def count_tokens(self, request: CountTokensRequest) -> int:
         """Of the prompt that the request renders to. Raises ApiError."""
@@ -238,8 +254,7 @@ class Renderer:
         self._check_model(chat.model)
         self._check_tool_choice(chat)
         self._check_trust(chat)
-        templated = self._templated(chat, self._template_kwargs(chat))
-        return len(self._encoder.text(templated.text, _encode_options(chat, reserve_output=False)).ids)
+        return len(self._prompt(chat, self._template_kwargs(chat), reserve_output=False)[0].ids)
 
     def completions(
         self, request: CompletionRequest, *, request_id: str | None = None
@@ -275,15 +290,19 @@ class Renderer:
         if isinstance(request, TokenizeChatRequest):
             self._check_trust(request)
             _refuse_media_options(request)
-            text = self._templated(request, self._template_kwargs(request)).text
-            ids = self._encoder.plain_ids(text, add_special_tokens=request.add_special_tokens)
+            ids = self._chat_ids(request)
         else:
             ids = self._encoder.plain_ids(request.prompt, add_special_tokens=request.add_special_tokens)
-        tokenizer = self._assets.tokenizer
-        strings = (
-            [tokenizer.id_to_token(token_id) or "" for token_id in ids] if request.return_token_strs else None
-        )
+        strings = list(map(self._assets.tokenizer.piece, ids)) if request.return_token_strs else None
         return TokenizeResponse(len(ids), self._assets.max_model_len, ids, strings)
+
+    def _chat_ids(self, request: TokenizeChatRequest) -> list[int]:
+        """As in vLLM, gpt-oss's are those of its template, which its chats are not rendered with."""
+        kwargs = self._template_kwargs(request)
+        if self._assets.mistral is not None and self._native is not None:
+            return self._native.prompt(request, kwargs, self._template_tools(request)).token_ids
+        text = self._templated(request, kwargs).text
+        return self._encoder.plain_ids(text, add_special_tokens=request.add_special_tokens)
 
     def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """IDs that the tokenizer does not have spell nothing. Raises ApiError."""
@@ -303,7 +322,7 @@ class Renderer:
 
     def _check_tool_choice(self, request: ChatCompletionRequest) -> None:
         choice = request.tool_choice
-        if self._tools is not None or choice is None or choice == "none":
+        if self._native is not None or self._tools is not None or choice is None or choice == "none":
             return
         if choice == "auto":
             raise BadRequest(
@@ -340,6 +359,34 @@ class Renderer:
                 fields["enable_thinking"] = request.reasoning_effort != "none"
         merged = {**given, **_given_values(fields)}
         return {**self._settings.default_chat_template_kwargs, **_given_values(merged)}
+
+    def _prompt(
+        self, request: ChatCompletionRequest, kwargs: dict[str, Any], *, reserve_output: bool
+    ) -> tuple[EncodedPrompt, list[str]]:
+        """The conversation's prompt, and what was repaired in it."""
+        options = _encode_options(request, reserve_output=reserve_output)
+        if self._native is None:
+            templated = self._templated(request, kwargs)
+            return self._encoder.text(templated.text, options), templated.warnings
+        written = self._native.prompt(request, kwargs, self._template_tools(request))
+        if self._native.cuts_to_fit:
+            return self._encoder.token_ids(written.token_ids, options), written.warnings
+        length, limit = len(written.token_ids), self._assets.max_model_len
+        if length > limit:
+            raise BadRequest(f"Input length ({length}) exceeds model's maximum context length ({limit}).")
+        return EncodedPrompt(PromptIds.of(written.token_ids)), written.warnings
+
+    def _output_rules(
+        self, request: ChatCompletionRequest, kwargs: Mapping[str, Any], prompt_ids: PromptIds
+    ) -> OutputRules:
+        constraint = requested_constraint(request)
+        if self._native is not None:
+            return self._native.rules(request, constraint, prompt_ids)
+        return OutputRules(
+            with_tool_choice(request, constraint, self._tools, self._settings.tool_strict_level),
+            keeps_special_tokens=self._keeps_special_tokens(request),
+            reasoning_ended=self._reasoning_ended(request, kwargs, prompt_ids),
+        )
 
     def _templated(self, request: ChatTemplateFields, kwargs: Mapping[str, Any]) -> TemplatedPrompt:
         tools = self._template_tools(request)

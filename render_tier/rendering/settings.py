@@ -21,6 +21,8 @@ class RenderSettings:
     chat_template_content_format: Literal["auto"] | ContentFormat = "auto"
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_start_date: str | None = None
+    """The date that gpt-oss is told instead of today's."""
     strict_history: bool = False
     """Refuse malformed tool arguments in the history instead of reading them as ``{}``."""
 

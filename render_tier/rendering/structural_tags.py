@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Json = dict[str, Any]
 Demand = Literal["auto", "required", "forced"]
@@ -36,8 +36,10 @@ def json_schema(schema: Json | bool, style: str = "json") -> Json:
     }
 
 
-def tag(begin: str, content: Json, end: str) -> Json:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
+def tag(begin: str, content: Json, end: str | Sequence[str]) -> Json:
+    """``end``: what stands at its end, or any of several."""
+    ends = end if isinstance(end, str) else list(end)
+    return {"type": "tag", "begin": begin, "content": content, "end": ends}
 
 
 def triggered_tags(
@@ -77,9 +79,25 @@ def either(elements: Sequence[Json]) -> Json:
     return {"type": "or", "elements": list(elements)}
 
 
+def tagged(tag_format: Json) -> Json:
+    """The constraint that holds an answer to the format."""
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": tag_format})}
+
+
 THINK = ("<think>", "</think>")
 Call = Callable[[CallableTool], list[Json]]
 """The ways in which a call of a tool may be written."""
+
+
+class ToolGrammar(Protocol):
+    """``strict_level``: the server's level where the operator sets none."""
+
+    @property
+    def strict_level(self) -> Literal["auto", "function"]: ...
+
+    def build(self, tools: Sequence[CallableTool], demand: Demand, single: bool) -> Json:
+        """``single``: at most one call."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -90,8 +108,7 @@ class CallGrammar:
     stands around all calls of an answer; ``lead`` before it when there is no text in front; ``separator``
     between calls. ``shape``: the form that a demanded call takes: the same as in free text but at least once
     ("triggered"), a list of calls ("listed"), or a section as a sequence ("spelled") or a tag ("tagged").
-    ``one_listed``: a single demanded call is a list of one. ``strict_level``: the server's level where the
-    operator sets none.
+    ``one_listed``: a single demanded call is a list of one.
     """
 
     call: Call
@@ -294,8 +311,7 @@ TOOL_CALL_TAGS: Mapping[str, CallGrammar] = {
     "qwen3_coder": QWEN3_CODER,
     "step3p5": QWEN3_CODER,
 }
-"""By the name of the tool format; families without an entry are held to plain JSON
-(`ToolFormat.bare_json`) or not at all."""
+"""By the name of the tool format."""
 
 
 def calls_as_json(tools: Sequence[tuple[str, Json | None]], *, single: bool) -> Json:
@@ -320,6 +336,25 @@ def calls_as_json(tools: Sequence[tuple[str, Json | None]], *, single: bool) -> 
     if single:
         listed["maxItems"] = 1
     return {**listed, "$defs": definitions} if definitions else listed
+
+
+def listed_calls(tools: Sequence[tuple[str, Json | None]], *, single: bool) -> Json:
+    """The schema of a list of calls, each an object of name and arguments."""
+    variants = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "arguments": parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+        }
+        for name, parameters in tools
+    ]
+    listed: Json = {"type": "array", "minItems": 1}
+    if single:
+        listed["maxItems"] = 1
+    return {**listed, "items": {"type": "object", "anyOf": variants}}
 
 
 EMPTY_OBJECT: Json = {"type": "object", "properties": {}}

@@ -33,7 +33,7 @@ class Service:
         self.assets = assets
         self.renderer = Renderer(assets, _render_settings(settings))
         self.derenderer = Derenderer(assets, _derender_settings(settings))
-        self._wants_fast_engine = settings.tokenizer_engine == "auto"
+        self._wants_fast_engine = settings.tokenizer_engine == "auto" and assets.mistral is None
         self.fallback: Fallback | None = None
         """Why the fast engine is not used, when it was wanted and tried."""
 
@@ -51,6 +51,7 @@ class Service:
             reasoning_parser=settings.reasoning_parser,
             tool_parser=_render_settings(settings).tool_parser,
             parser_plugins=settings.parser_plugin,
+            tokenizer_mode=settings.tokenizer_mode,
         )
         if assets.tool_parser is None and settings.enable_auto_tool_choice:
             raise ModelLoadError(
@@ -96,7 +97,7 @@ class Service:
         """
         try:
             self.renderer.completions(CompletionRequest.parse({"prompt": "warm up", "max_tokens": 1}))
-            if self.assets.chat_template is not None:
+            if self.renderer.writes_chats:
                 probe = {"messages": [{"role": "user", "content": "warm up"}], "max_tokens": 1}
                 self.renderer.chat(ChatCompletionRequest.parse(probe))
         except ApiError as error:
@@ -122,6 +123,7 @@ def _render_settings(settings: Settings) -> RenderSettings:
         chat_template_content_format=settings.chat_template_content_format,
         trust_request_chat_template=settings.trust_request_chat_template,
         default_chat_template_kwargs=settings.default_chat_template_kwargs,
+        system_start_date=settings.system_start_date,
         strict_history=settings.strict_history,
         max_logprobs=settings.max_logprobs,
         max_stop_strings=settings.max_stop_strings,

@@ -54,4 +54,5 @@ MISTRAL = ToolFormat(
     },
     blanks="trim",
     none_drops=True,
+    bare_list=True,
 )

@@ -180,7 +180,7 @@ class TestTokens:
             additional_special_tokens=["<|more|>"],
         )
         assets = load_assets(str(model))
-        ids = assets.tokenizer.encode("a<|extra|>b<|more|>", add_special_tokens=False).ids
+        ids = assets.tokenizer.ids("a<|extra|>b<|more|>", add_special_tokens=False)
         assert [ids[1], ids[3]] == [49152, 49153]
         assert assets.vocabulary.token_id("<|extra|>") == 49152
         assert 49153 in assets.vocabulary.special_ids
@@ -199,7 +199,7 @@ class TestTokens:
             },
         )
         assets = load_assets(str(model))
-        assert len(assets.tokenizer.encode("one two three four", add_special_tokens=False).ids) == 4
+        assert len(assets.tokenizer.ids("one two three four", add_special_tokens=False)) == 4
 
 
 class TestTemplates:

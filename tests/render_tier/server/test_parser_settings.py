@@ -20,7 +20,7 @@ def test_auto_serves_with_the_parsers_of_the_family(qwen3_dir: Path) -> None:
     named = load_assets(str(qwen3_dir), reasoning_parser="qwen3", tool_parser="hermes")
     assert service.assets.fingerprint == named.fingerprint, "a replica that names the parsers agrees"
     text = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
-    ids = service.assets.tokenizer.encode(text, add_special_tokens=False).ids
+    ids = service.assets.tokenizer.ids(text, add_special_tokens=False)
     body = {
         "generate_response": {
             "request_id": "chatcmpl-1",

@@ -1,0 +1,141 @@
+"""Models with a tokenizer of Mistral's format: chats are checked and encoded by ``mistral-common``.
+
+The library refuses conversations that the model was not trained on (order of roles, IDs of calls, reasoning
+where the model has none). Tool calls are held to a grammar of the library's where the tokenizer has the
+tokens for one (version 11 and later), before that to a JSON list of calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from render_tier.core.formats import prompt_reasoning
+from render_tier.core.vocabulary import Vocabulary
+from render_tier.model.mistral_tokenizer import MistralTokenizer
+from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
+from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.validation import invalid
+from render_tier.rendering.constraints import with_tool_choice
+from render_tier.rendering.mistral_grammar import MistralGrammar
+from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools, refuse_media
+from render_tier.rendering.structural_tags import Json
+from render_tier.rendering.token_ids import PromptIds
+
+log = structlog.get_logger()
+CALL_ID_LENGTH = 9
+"""IDs of calls have exactly so many letters and digits; of longer ones the end is kept, in the calls and in
+their results alike."""
+EFFORT_VERSION = 15
+"""Tokenizers from this version on take a reasoning effort."""
+TOOL_PARSER = "mistral"
+
+
+class MistralChat:
+    """A `native_chat.NativeChat`. Thread-safe."""
+
+    cuts_to_fit = True
+
+    def __init__(
+        self, model: str, tokenizer: MistralTokenizer, vocabulary: Vocabulary, parsers: Parsers
+    ) -> None:
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest as LibraryRequest
+
+        self._request_type = LibraryRequest
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._parsers = parsers
+        self._holds = parsers.tools is not None and parsers.tools.name == TOOL_PARSER
+        has_grammar = self._holds and MistralGrammar.exists(tokenizer)
+        self._grammar = MistralGrammar(tokenizer) if has_grammar else None
+
+    def check(self, request: ChatCompletionRequest) -> None:
+        if request.chat_template is not None or request.chat_template_kwargs is not None:
+            raise invalid("chat_template is not supported for Mistral tokenizers.", "chat_template")
+        refuse_media(request.messages, self._model)
+
+    def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
+        _check_final_message(request)
+        warnings: list[str] = []
+        messages = [_with_short_ids(place, said, warnings) for place, said in enumerate(request.messages)]
+        options = {"reasoning_effort": kwargs.get("reasoning_effort")}
+        try:
+            chat = self._request_type.from_openai(
+                messages=messages,
+                tools=tools,
+                continue_final_message=request.continue_final_message,
+                **(options if self._tokenizer.version >= EFFORT_VERSION else {}),
+            )
+            return NativePrompt(self._tokenizer.chat(chat), warnings)
+        except Exception as error:
+            # Exceptions of the library's own, assertions, and whatever odd messages run into: all are the
+            # conversation's fault, and what is not shows in the log.
+            log.info("mistral_chat_refused", error=type(error).__name__, reason=str(error)[:200])
+            raise BadRequest(str(error)) from None
+
+    def rules(
+        self, request: ChatCompletionRequest, constraint: Json | None, prompt_ids: PromptIds
+    ) -> OutputRules:
+        parsers = self._parsers
+        grammar = self._grammar
+        if grammar is not None and grammar.covers(request):
+            # The grammar itself says where reasoning may stand.
+            return OutputRules(
+                grammar.of(request, constraint), keeps_special_tokens=False, reasoning_ended=True
+            )
+        keeps = (self._holds and (bool(request.tools) and request.tool_choice != "none")) or (
+            parsers.reasoning is not None
+        )
+        return OutputRules(
+            with_tool_choice(request, constraint, parsers.tools, parsers.strict_level),
+            keeps_special_tokens=keeps,
+            reasoning_ended=self._reasoning_ended(request, prompt_ids),
+        )
+
+    def _reasoning_ended(self, request: ChatCompletionRequest, prompt_ids: PromptIds) -> bool | None:
+        if not request.include_reasoning:
+            return True
+        reasoning = self._parsers.reasoning
+        if reasoning is None:
+            return None
+        if not MistralGrammar.exists(self._tokenizer):
+            return True  # models of that age do not reason
+        return prompt_reasoning(reasoning, prompt_ids, self._vocabulary, self._parsers.tools) is False
+
+
+def _check_final_message(request: ChatTemplateFields) -> None:
+    if not request.messages:
+        raise BadRequest("messages must not be empty")
+    is_assistant = request.messages[-1]["role"] == "assistant"
+    if request.add_generation_prompt and is_assistant:
+        raise BadRequest(
+            "Cannot set `add_generation_prompt` to True when the last message is from the assistant. "
+            "Consider using `continue_final_message` instead."
+        )
+    if request.continue_final_message and not is_assistant:
+        raise BadRequest(
+            "Cannot set `continue_final_message` to True when the last message is not from the assistant."
+        )
+
+
+def _with_short_ids(place: int, message: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+    """A copy of the message whose IDs of calls are no longer than the model's own."""
+    message = dict(message)
+
+    def short(identifier: Any, where: str) -> Any:
+        if not isinstance(identifier, str) or len(identifier) <= CALL_ID_LENGTH:
+            return identifier
+        warnings.append(f"messages.{place}.{where}: cut to its last {CALL_ID_LENGTH} characters")
+        return identifier[-CALL_ID_LENGTH:]
+
+    if message["role"] == "assistant":
+        calls = message.get("tool_calls") or []
+        message["tool_calls"] = [
+            {**call, "id": short(call.get("id"), f"tool_calls.{index}.id")}
+            for index, call in enumerate(calls)
+        ]
+    elif message["role"] in ("tool", "tool_results") and "tool_call_id" in message:
+        message["tool_call_id"] = short(message["tool_call_id"], "tool_call_id")
+    return message

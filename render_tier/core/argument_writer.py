@@ -123,10 +123,7 @@ class ArgumentWriter:
             self._fresh = False
             text = text.removeprefix("\n")
         if mode == _STREAM:
-            if self._values.trims_newline and (self._newline or text[-1:] == "\n"):
-                self._stream(text, calls)
-            else:
-                calls.call_arguments(quoted(text)[1:-1])
+            calls.call_arguments(self._streamed(text))
         elif mode != _SKIP and text:
             starts = self._size == 0
             self._held.append(text)
@@ -138,13 +135,21 @@ class ArgumentWriter:
                 self._begin_stream(calls)
 
     def plain(self, text: str) -> str | None:
-        """The short way of `value` for text (not empty) of a streamed string: the argument text to be passed
-        on. None when it is for `value`."""
-        if self._mode != _STREAM or self._fresh:
+        """The short way of `value` for most text (not empty) of most values: the argument text to be passed
+        on now. None when it is for `value`."""
+        mode = self._mode
+        if self._fresh:
             return None
-        if self._values.trims_newline and (self._newline or text[-1] == "\n"):
+        if mode == _STREAM:
+            return self._streamed(text)
+        if mode == _SKIP:
+            return ""
+        size = self._size + len(text)
+        if mode == _MAYBE_NULL or not self._size or size > self._hold_limit:
             return None
-        return quoted(text)[1:-1]
+        self._held.append(text)
+        self._size = size
+        return ""
 
     def _no_json(self, character: str, calls: Calls) -> bool:
         """Whether a value that is JSON or text is text, because of how it begins."""
@@ -208,16 +213,17 @@ class ArgumentWriter:
         self._held, self._size = [], 0
         self._mode = _STREAM
         calls.call_arguments('"')
-        self._stream(text, calls)
+        calls.call_arguments(self._streamed(text))
 
-    def _stream(self, text: str, calls: Calls) -> None:
-        if self._values.trims_newline:
+    def _streamed(self, text: str) -> str:
+        """More of a streamed string, as JSON."""
+        if self._values.trims_newline and (self._newline or text[-1:] == "\n"):
             if self._newline:
                 text = "\n" + text
             self._newline = text.endswith("\n")
             if self._newline:
                 text = text[:-1]
-        calls.call_arguments(quoted(text)[1:-1])
+        return quoted(text)[1:-1]
 
     def _json(self, text: str, calls: Calls) -> str:
         """A complete value of the current key as JSON text."""

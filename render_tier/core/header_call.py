@@ -109,7 +109,9 @@ class HeaderCall:
 
     def plain(self, text: str) -> str | None:
         tracker = self._tracker
-        return text if tracker is not None and not self._held and tracker.plain(text) else None
+        if tracker is None or self._held or text[-1] == "\n":  # a newline may be the fence's
+            return None
+        return text if tracker.plain(text) else None
 
     def _read_header(self, text: str, index: int, calls: Calls) -> int:
         before = self._header

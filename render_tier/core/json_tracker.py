@@ -40,6 +40,7 @@ BROKEN: Final = 14  # strict and invalid
 
 _STRING_RUN: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _STRING_MARK: Final = re.compile(r'["\\\x00-\x1f]').search
+_MAY_END: Final = re.compile(r"[}\]<]").search
 _LOOSE_RUN: Final = re.compile(r'[^"<{}\[\]]+')
 _BLANKS: Final = " \t\n\r"
 _PREFIXES: Final = ("t", "tr", "tru", "true", "f", "fa", "fal", "fals", "false", "n", "nu", "nul", "null")
@@ -106,8 +107,19 @@ class JsonTracker:
         return self.valid and self.started
 
     def plain(self, text: str) -> bool:
-        """Whether this is all inside a string, and `feed` would change nothing."""
-        return self.mode == STRING and _STRING_MARK(text) is None
+        """The short way of `feed` where it is certain that the value goes on behind ``text`` and is valid so
+        far as before. False: nothing was read."""
+        if self.mode == STRING and _STRING_MARK(text) is None:
+            return True
+        if not self.stack or not self.valid or _MAY_END(text) is not None:
+            return False
+        mode, detail, is_key, depth = self.mode, self.detail, self.is_key, len(self.stack)
+        self.feed(text, 0)
+        if self.valid:
+            return True
+        self.mode, self.detail, self.is_key, self.valid, self.deeper = mode, detail, is_key, True, 0
+        del self.stack[depth:]
+        return False
 
     def feed(self, text: str, index: int) -> int:
         """Read ``text[index:]``. Returns the index after the value's last character, or -1 when it goes

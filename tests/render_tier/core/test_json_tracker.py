@@ -124,3 +124,23 @@ def test_unfinished_values_go_on(text: str) -> None:
 def test_impossible_states_are_refused(state: object) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError)):
         JsonTracker.load(state)
+
+
+@given(spelled | jsonish, jsonish, st.integers(0, 80), st.booleans())
+def test_the_short_way_reads_as_the_long_one_or_reads_nothing(
+    text: str, more: str, cut: int, strict: bool
+) -> None:
+    tracker = JsonTracker(strict=strict)
+    begun = text[: cut % (len(text) + 1)]
+    if tracker.feed(begun, 0) >= 0:
+        return  # it ended, or is broken
+    more = text[len(begun) :] + more
+    for length in range(1, len(more) + 1):
+        again = JsonTracker.load(tracker.dump(), strict=strict)
+        if again.plain(more[:length]):
+            longer = JsonTracker.load(tracker.dump(), strict=strict)
+            assert longer.feed(more[:length], 0) == -1
+            assert longer.valid == tracker.valid
+            assert again.dump() == longer.dump()
+        else:
+            assert again.dump() == tracker.dump()

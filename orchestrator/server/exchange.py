@@ -269,7 +269,8 @@ class Exchange:
             so_far = Usage(
                 self._prompt_tokens, usage.completion_tokens, self._cached_tokens, usage.reasoning_tokens
             )
-        self.outbox.put(self.dialect.frames(events, so_far))
+        if frames := self.dialect.frames(events, so_far):
+            self.outbox.put(frames)
 
     def run_flushed(self) -> None:
         """For whole answers: derender when every run has its output."""

@@ -49,9 +49,9 @@ class ResponseStream:
         self._begun: Raw | None = None
         self._sequence = 0
 
-    def add(self, event: Raw | bytes, usage: Any = None) -> tuple[str, bytes]:
-        """The event's name and its JSON, complete. ``usage`` takes the place of the last event's. Raises
-        msgspec.DecodeError for what is no event of derender's."""
+    def add(self, event: Raw | bytes, more: Mapping[str, Any] | None = None) -> tuple[str, bytes]:
+        """The event's name and its JSON, complete. ``more``: for the last event, fields of the response that
+        take the place of derender's. Raises msgspec.DecodeError for what is no event of derender's."""
         head = _head.decode(event)
         self._sequence = head.sequence_number + 1
         if head.delta is not None:
@@ -68,7 +68,7 @@ class ResponseStream:
         if not isinstance(whole, dict):
             raise msgspec.DecodeError("not an event")
         try:
-            self._fill(head.type, whole, usage)
+            self._fill(head.type, whole, more or {})
         except (KeyError, IndexError, TypeError) as error:
             raise msgspec.DecodeError(f"not an event of a response: {error!r}") from error
         return head.type, msgspec.json.encode(whole)
@@ -90,11 +90,9 @@ class ResponseStream:
             self._sequence += 1
             yield kind, msgspec.json.encode(event)
 
-    def _fill(self, kind: str, event: dict[str, Any], usage: Any) -> None:
+    def _fill(self, kind: str, event: dict[str, Any], more: Mapping[str, Any]) -> None:
         if kind in LIFECYCLE_ENDS:
-            event["response"]["output"] = self.output
-            if usage is not None:
-                event["response"]["usage"] = usage
+            event["response"] |= {"output": self.output, **more}
             self.ended = True
             return
         text = "".join(self._texts)

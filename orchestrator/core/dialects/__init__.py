@@ -24,8 +24,10 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(endpoint: str) -> Dialect:
-    """For one request: a Responses stream must remember what it has said."""
-    return Responses() if endpoint == "responses" else DIALECTS[endpoint]
+    """For one request: streams of events remember what they have said, or have still to say."""
+    if endpoint == "responses":
+        return Responses()
+    return Anthropic() if endpoint == "messages" else DIALECTS[endpoint]
 
 
 __all__ = ["DIALECTS", "Counted", "Dialect", "StreamEnd", "UnreadableAnswer", "dialect_of"]

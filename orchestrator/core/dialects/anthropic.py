@@ -1,7 +1,9 @@
 """Anthropic's Messages: named events, of which the last ends the stream, and errors of their own shape.
 
-``message_start`` and ``message_delta`` carry usage, which derender knows but for what prefill found in its
-cache. Errors keep their HTTP status, which is what the ``anthropic`` client chooses its exception by.
+``message_start`` and ``message_delta`` carry usage, which derender knows but for what engines found in their
+caches. ``message_delta`` and the end behind it are kept back until that is complete, so there is one of these
+for each request. Errors keep their HTTP status, which is what the ``anthropic`` client chooses its exception
+by.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from orchestrator.core.usage import Usage
 from render_tier.protocol.errors import ApiError
 
 PING: Final = named_frame(b"ping", b'{"type":"ping"}')
+STOP: Final = named_frame(b"message_stop", b'{"type":"message_stop"}')
 ERROR_TYPES: Final[Mapping[int, str]] = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -34,16 +37,30 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
 class Anthropic:
     id_prefix = "msg_"
     keepalive = PING
-    ends_with_usage = False
+    ends_with_usage = True
+
+    def __init__(self) -> None:
+        self._last: bytes | None = None
 
     def frames(self, events: Sequence[msgspec.Raw], usage: Usage | None) -> bytes:
-        return b"".join([_framed(event, usage) for event in events])
+        frames = []
+        for event in events:
+            head = _event_decoder.decode(event)
+            if head.type == "message_delta":
+                self._last = bytes(event)
+            elif head.type == "message_start":
+                frames.append(_started(head, bytes(event), usage))
+            elif head.type != "message_stop":
+                frames.append(named_frame(head.type.encode(), bytes(event)))
+        return b"".join(frames)
 
     def end(self, end: StreamEnd) -> bytes:
-        if not end.extra:
+        if self._last is None:
             return b""
-        # Clients skip events that they do not know.
-        return named_frame(b"pd", msgspec.json.encode({"type": "pd"} | end.extra))
+        more: dict[str, Any] = dict(end.extra)
+        if end.usage is not None:
+            more["usage"] = _usage(end.usage)
+        return named_frame(b"message_delta", with_fields(self._last, more)) + STOP
 
     def counted(self, body: bytes) -> Counted:
         try:
@@ -66,25 +83,21 @@ class Anthropic:
         return named_frame(b"error", msgspec.json.encode(_error(error)))
 
 
-def _framed(event: msgspec.Raw, usage: Usage | None) -> bytes:
-    head = _event_decoder.decode(event)
-    data = bytes(event)
-    if usage is not None and head.type == "message_start":
-        message = with_fields(head.message, {"usage": _usage(usage, started=True)})
-        data = with_fields(event, {"message": msgspec.Raw(message)})
-    elif usage is not None and head.type == "message_delta":
-        data = with_fields(event, {"usage": _usage(usage)})
-    return named_frame(head.type.encode(), data)
+def _started(head: _Event, event: bytes, usage: Usage | None) -> bytes:
+    if usage is not None:
+        message = with_fields(head.message, {"usage": _usage(usage)})
+        event = with_fields(event, {"message": msgspec.Raw(message)})
+    return named_frame(b"message_start", event)
 
 
-def _usage(usage: Usage, *, started: bool = False) -> dict[str, Any]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """``input_tokens`` are those that were not read from a cache."""
     cached = usage.cached_tokens
     counts: dict[str, Any] = {"input_tokens": max(usage.prompt_tokens - (cached or 0), 0)}
     if cached is not None:
         counts["cache_read_input_tokens"] = cached
     counts["output_tokens"] = usage.completion_tokens
-    if usage.reasoning_tokens is not None and not started:
+    if usage.reasoning_tokens is not None:
         counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return counts
 

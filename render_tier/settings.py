@@ -59,6 +59,8 @@ class Settings(BaseModel):
     """What of a tool call engines are told to enforce under tool_choice "auto"."""
     system_start_date: str | None = Field(default=None, pattern=r"^\d{4}-\d{2}-\d{2}$")
     """The date that gpt-oss is told; today's, in local time, when not given."""
+    escape_user_specials: bool = False
+    """Encode the spelling of special tokens in messages, tools and template arguments as text."""
     strict_history: bool = False
     """Refuse malformed tool arguments in the history instead of reading them as {}."""
     tokenizer_mode: Literal["auto", "hf", "mistral"] = "auto"

@@ -8,6 +8,7 @@ from typing import Literal
 from render_tier.model.engines import ReferenceTokenizer, TokenEngine
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid, summarise
+from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.prompt_cache import PromptCache
 from render_tier.rendering.token_ids import PromptIds
 
@@ -82,6 +83,30 @@ class PromptEncoder:
             raise BadRequest(NOT_UNICODE) from None
         if offsets is not None:
             offsets = [(start + skipped, end + skipped) for start, end in offsets]
+        return self._fitted(ids, offsets, keep, options.side, exact=False)
+
+    def marked(self, marked: MarkedText, guarded: GuardedEncoder, options: EncodeOptions) -> EncodedPrompt:
+        """As `text`, with special tokens only where they are marked. Raises BadRequest."""
+        keep = self._checked_keep(options)
+        if len(marked.text) > self._max_chars and keep is None:
+            self._cut_text(guarded.guard.plain(marked.text, marked.mark), options)
+        specials = options.add_special_tokens and self._adds_specials
+        offsets: list[tuple[int, int]] | None = None
+        try:
+            ids: PromptIds | list[int]
+            if options.offsets:
+                ids, offsets = guarded.with_offsets(marked)
+            else:
+                ids = guarded.ids(marked)
+        except (TypeError, UnicodeError):
+            raise BadRequest(NOT_UNICODE) from None
+        if specials:
+            ids = ids.to_list() if isinstance(ids, PromptIds) else ids
+            first = 0
+            if keep is not None and options.side is None:
+                first = max(len(ids) - max(keep - self._tokenizer.specials, 0), 0)
+            ids = guarded.wrapped(ids[first:])
+            offsets = None if offsets is None else guarded.wrapped_offsets(offsets[first:])
         return self._fitted(ids, offsets, keep, options.side, exact=False)
 
     def plain_ids(self, text: str, *, add_special_tokens: bool) -> list[int]:

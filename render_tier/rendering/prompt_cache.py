@@ -24,6 +24,14 @@ MAX_MARKS = 32
 """More marks make the search for them cost more than cutting saves."""
 
 
+def cuts_are_independent(tokenizer_json: Mapping[str, Any]) -> bool:
+    """Whether what stands between two special tokens is encoded on its own, whatever stands beside them."""
+    added = tokenizer_json.get("added_tokens") or ()
+    flags = ("lstrip", "rstrip", "single_word")
+    looks_around = any(entry.get(flag) for entry in added for flag in flags if entry.get("content"))
+    return not looks_around and not _depends_on_position(tokenizer_json)
+
+
 def cut_marks(tokenizer_json: Mapping[str, Any], templates: Iterable[str | None]) -> tuple[str, ...]:
     """Added tokens of the chat templates (all special ones when there is no template) at which any text may
     be cut without changing its IDs; none when the tokenizer looks across such cuts.
@@ -33,9 +41,7 @@ def cut_marks(tokenizer_json: Mapping[str, Any], templates: Iterable[str | None]
     Tokens that are looked for in normalised text are looked for last, so nothing may touch those.
     """
     added = [entry for entry in tokenizer_json.get("added_tokens") or () if entry.get("content")]
-    if any(entry.get(flag) for entry in added for flag in ("lstrip", "rstrip", "single_word")):
-        return ()
-    if _depends_on_position(tokenizer_json):
+    if not cuts_are_independent(tokenizer_json):
         return ()
     text = "".join(template for template in templates if template)
     normalizes = any(True for _ in _steps(tokenizer_json.get("normalizer")))
@@ -102,11 +108,12 @@ class PromptCache:
     """Thread-safe. Least recently used parts go first when ``max_bytes`` are exceeded."""
 
     def __init__(self, engine: TokenEngine, marks: Sequence[str], max_bytes: int) -> None:
-        if not marks:
-            raise ValueError("a prompt cache needs marks to cut at")
+        """Without ``marks``, texts are kept whole."""
         self._engine = engine
         self._max_bytes = max_bytes
-        self._cut = re.compile("(" + "|".join(map(re.escape, marks)) + ")").split
+        self._cut: Callable[[str], list[str]] = lambda text: [text]
+        if marks:
+            self._cut = re.compile("(" + "|".join(map(re.escape, marks)) + ")").split
         self._parts: OrderedDict[str, Part] = OrderedDict()
         self._lock = threading.Lock()
         self._size = 0

@@ -37,6 +37,8 @@ from render_tier.rendering.constraints import requested_constraint, with_tool_ch
 from render_tier.rendering.conversation import MEDIA_TYPES, developer_as_system, to_conversation
 from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation, TemplateFacts
+from render_tier.rendering.guarded_chat import check_template, guarded_encoder
+from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
 from render_tier.rendering.mistral_chat import MistralChat
 from render_tier.rendering.native_chat import NativeChat, OutputRules, Parsers
@@ -57,7 +59,9 @@ NO_TEMPLATE = (
 @dataclass(frozen=True)
 class TemplatedPrompt:
     text: str
+    """Marked, if there is a mark."""
     warnings: list[str]
+    mark: str | None
 
 
 class Renderer:
@@ -73,8 +77,8 @@ class Renderer:
     ) -> None:
         """``engine`` may change while requests are served; by default it is the tokenizer itself.
 
-        Raises UnknownFormat for a parser name without a table and BadRequest for a template that does not
-        compile."""
+        Raises UnknownFormat for a parser name without a table, BadRequest for a template that does not
+        compile, and ModelLoadError for a model whose special tokens cannot be kept apart."""
         self._assets = assets
         self._settings = settings
         self._new_id = new_id
@@ -84,7 +88,7 @@ class Renderer:
         marks = cut_marks(assets.tokenizer_json, (assets.chat_template, assets.tool_chat_template))
         self.prompt_cache = (
             PromptCache(self.engine, marks, settings.prompt_cache_bytes)
-            if marks and settings.prompt_cache_bytes
+            if marks and settings.prompt_cache_bytes and not settings.escape_user_specials
             else None
         )
         """None when it is switched off or would not be exact for this tokenizer."""
@@ -107,13 +111,24 @@ class Renderer:
                 max_choices=settings.max_choices,
             )
         )
+        self._guarded: GuardedEncoder | None = None
+        if settings.escape_user_specials:
+            self._guarded, self.prompt_cache = guarded_encoder(
+                assets, self.engine, settings.prompt_cache_bytes
+            )
         new_cache = partial(
-            TemplateCache, seconds=settings.max_template_seconds, max_chars=settings.max_template_chars
+            TemplateCache,
+            seconds=settings.max_template_seconds,
+            max_chars=settings.max_template_chars,
+            guard=None if self._guarded is None else self._guarded.guard,
         )
         own = {source for source in (assets.chat_template, assets.tool_chat_template) if source is not None}
         own_templates = new_cache(capacity=len(own))
         self._own_templates = {source: own_templates.get(source) for source in own}
         self._request_templates = new_cache(capacity=settings.request_templates)
+        if self._guarded is not None:
+            for template in self._own_templates.values():
+                check_template(template, self._guarded, self.engine, assets.special_tokens)
         self._native = self._native_chat()
         """For models whose chats no template writes."""
         self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))
@@ -154,7 +169,10 @@ class Renderer:
         text, facts = None, None
         if not reused and self._native is None:
             kwargs = self._template_kwargs(request)
-            text = self._templated(request, kwargs).text
+            templated = self._templated(request, kwargs)
+            text = templated.text
+            if self._guarded is not None and templated.mark is not None:
+                text = self._guarded.guard.plain(text, templated.mark)
             facts = self._template_facts(request, kwargs, explainer)
         tokens = explainer.tokens(generate.token_ids, generate.token_offsets)
         if not request.return_token_offsets:
@@ -301,8 +319,11 @@ class Renderer:
         kwargs = self._template_kwargs(request)
         if self._assets.mistral is not None and self._native is not None:
             return self._native.prompt(request, kwargs, self._template_tools(request)).token_ids
-        text = self._templated(request, kwargs).text
-        return self._encoder.plain_ids(text, add_special_tokens=request.add_special_tokens)
+        templated = self._templated(request, kwargs)
+        if self._guarded is not None and templated.mark is not None:
+            ids = self._guarded.ids(MarkedText(templated.text, templated.mark)).to_list()
+            return self._guarded.wrapped(ids) if request.add_special_tokens else ids
+        return self._encoder.plain_ids(templated.text, add_special_tokens=request.add_special_tokens)
 
     def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """IDs that the tokenizer does not have spell nothing. Raises ApiError."""
@@ -367,7 +388,7 @@ class Renderer:
         options = _encode_options(request, reserve_output=reserve_output)
         if self._native is None:
             templated = self._templated(request, kwargs)
-            return self._encoder.text(templated.text, options), templated.warnings
+            return self._encode(templated, options), templated.warnings
         written = self._native.prompt(request, kwargs, self._template_tools(request))
         if self._native.cuts_to_fit:
             return self._encoder.token_ids(written.token_ids, options), written.warnings
@@ -405,9 +426,16 @@ class Renderer:
         ):
             conversation = developer_as_system(conversation)
         accepted = template.accepted(variables)
-        return TemplatedPrompt(
-            template.render(conversation, {**self._assets.special_tokens, **accepted}), warnings
-        )
+        own, mark = self._assets.special_tokens, None
+        if self._guarded is not None:
+            mark = self._guarded.guard.free_mark(conversation, accepted)
+            own = self._guarded.guard.marked_values(own, mark)
+        return TemplatedPrompt(template.render(conversation, {**own, **accepted}, mark), warnings, mark)
+
+    def _encode(self, templated: TemplatedPrompt, options: EncodeOptions) -> EncodedPrompt:
+        if self._guarded is None or templated.mark is None:
+            return self._encoder.text(templated.text, options)
+        return self._encoder.marked(MarkedText(templated.text, templated.mark), self._guarded, options)
 
     def _template_tools(self, request: ChatTemplateFields) -> list[dict[str, Any]] | None:
         if request.tools is None:

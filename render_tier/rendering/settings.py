@@ -23,6 +23,8 @@ class RenderSettings:
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     system_start_date: str | None = None
     """The date that gpt-oss is told instead of today's."""
+    escape_user_specials: bool = False
+    """Special tokens come from the template alone; their spelling in messages is text."""
     strict_history: bool = False
     """Refuse malformed tool arguments in the history instead of reading them as ``{}``."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -13,6 +14,7 @@ import jinja2.meta
 from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.content_format import detect_content_format
 from render_tier.rendering.settings import ContentFormat
+from render_tier.rendering.special_guard import SpecialGuard
 from render_tier.rendering.template_sandbox import (
     BudgetExceeded,
     TemplateEnvironment,
@@ -43,11 +45,16 @@ ALWAYS_ACCEPTED = frozenset({"tools", "documents", "add_generation_prompt", "con
 
 
 class ChatTemplate:
-    """Immutable after construction; render may run on several threads."""
+    """Render may run on several threads."""
 
-    def __init__(self, source: str, *, seconds: float, max_chars: int) -> None:
-        """Raises jinja2.TemplateSyntaxError for a template that does not compile."""
+    def __init__(
+        self, source: str, *, seconds: float, max_chars: int, guard: SpecialGuard | None = None
+    ) -> None:
+        """``guard`` is needed for marked renders. Raises jinja2.TemplateSyntaxError for a template that does
+        not compile."""
         self._source = source
+        self._guard = guard
+        self._marked_templates: dict[str, jinja2.Template] = {}
         self._seconds = seconds
         self._max_chars = max_chars
         environment = TemplateEnvironment()
@@ -63,8 +70,15 @@ class ChatTemplate:
         names = (self.variables | ALWAYS_ACCEPTED) - RENDERER_ARGUMENTS
         return {name: value for name, value in kwargs.items() if name in names}
 
-    def render(self, conversation: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        conversation: list[dict[str, Any]],
+        variables: Mapping[str, Any],
+        mark: str | None = None,
+    ) -> str:
         """The prompt text. ``variables`` hold the special tokens, the accepted kwargs and the tools.
+
+        ``mark``: write the template's own special tokens marked with it (`SpecialGuard`).
 
         Raises BadRequest: the template's own reason for a refusal, or a budget that was exceeded.
         """
@@ -81,10 +95,10 @@ class ChatTemplate:
             )
         final_text = ""
         if continued:
-            conversation, final_text = self._marked(conversation)
+            conversation, final_text = self._to_continue(conversation)
         try:
             text = run_within(
-                self._seconds, self._max_chars, self._template, {**values, "messages": conversation}
+                self._seconds, self._max_chars, self._compiled(mark), {**values, "messages": conversation}
             )
         except BudgetExceeded as error:
             raise BadRequest(str(error)) from error
@@ -92,7 +106,18 @@ class ChatTemplate:
             raise BadRequest(_reason(error)) from error
         return _cut_at_mark(text, final_text) if continued else text
 
-    def _marked(self, conversation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    def _compiled(self, mark: str | None) -> jinja2.Template:
+        if mark is None or self._guard is None:
+            return self._template
+        found = self._marked_templates.get(mark)
+        if found is None:
+            rewrite = partial(self._guard.mark_literals, mark=mark)
+            with with_budget(self._seconds, self._max_chars):
+                found = TemplateEnvironment(rewrite).from_string(self._source)
+            self._marked_templates[mark] = found
+        return found
+
+    def _to_continue(self, conversation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         """The conversation with the mark at the end of its last text, and that text."""
         last = copy.deepcopy(conversation[-1])
         content = last.get("content")
@@ -148,7 +173,10 @@ def _reason(error: BaseException) -> str:
 class TemplateCache:
     """Compiled templates by source: the model's own, and a bounded number that requests brought."""
 
-    def __init__(self, *, seconds: float, max_chars: int, capacity: int) -> None:
+    def __init__(
+        self, *, seconds: float, max_chars: int, capacity: int, guard: SpecialGuard | None = None
+    ) -> None:
+        self._guard = guard
         self._seconds = seconds
         self._max_chars = max_chars
         self._capacity = capacity
@@ -159,7 +187,9 @@ class TemplateCache:
         found = self._compiled.get(source)
         if found is None:
             try:
-                found = ChatTemplate(source, seconds=self._seconds, max_chars=self._max_chars)
+                found = ChatTemplate(
+                    source, seconds=self._seconds, max_chars=self._max_chars, guard=self._guard
+                )
             except jinja2.TemplateError as error:
                 raise BadRequest(f"the chat template does not compile: {error}") from error
             except (BudgetExceeded, RecursionError) as error:

@@ -213,7 +213,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
     concat = staticmethod(bounded_concat)
 
-    def __init__(self) -> None:
+    def __init__(self, rewrite: Callable[[nodes.Template], None] = lambda tree: None) -> None:
+        """``rewrite`` changes each template's syntax tree before it is compiled."""
+        self._rewrite = rewrite
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
         )
@@ -228,6 +230,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
     ) -> str:
+        self._rewrite(source)
         _meter_nodes(source, self)
         return super()._generate(source, name, filename, defer_init)
 

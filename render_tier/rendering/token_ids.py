@@ -33,8 +33,8 @@ class PromptIds:
     """Immutable. Parts without IDs are left out."""
 
     def __init__(self, parts: list[Part]) -> None:
-        self._parts = [part for part in parts if part.length]
-        self._count = sum([part.length for part in self._parts])
+        self.parts = [part for part in parts if part.length]
+        self._count = sum([part.length for part in self.parts])
 
     @classmethod
     def of(cls, ids: list[int]) -> PromptIds:
@@ -44,12 +44,12 @@ class PromptIds:
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        for part in self._parts:
+        for part in self.parts:
             yield from part.ids()
 
     def __reversed__(self) -> Iterator[int]:
         """From the end, reading no more parts than are asked for."""
-        for part in reversed(self._parts):
+        for part in reversed(self.parts):
             yield from reversed(part.ids())
 
     def to_list(self) -> list[int]:
@@ -58,7 +58,7 @@ class PromptIds:
 
     def json(self) -> bytes:
         """The JSON array."""
-        return b"[%b]" % b",".join([part.text for part in self._parts])
+        return b"[%b]" % b",".join([part.text for part in self.parts])
 
     def base64(self) -> str:
         """The IDs as 32-bit little-endian integers, in base64."""

@@ -124,6 +124,7 @@ def _render_settings(settings: Settings) -> RenderSettings:
         trust_request_chat_template=settings.trust_request_chat_template,
         default_chat_template_kwargs=settings.default_chat_template_kwargs,
         system_start_date=settings.system_start_date,
+        escape_user_specials=settings.escape_user_specials,
         strict_history=settings.strict_history,
         max_logprobs=settings.max_logprobs,
         max_stop_strings=settings.max_stop_strings,

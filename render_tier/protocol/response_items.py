@@ -13,7 +13,8 @@ from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid, misshapen
 
 UNFINISHED: Final = frozenset({"in_progress", "incomplete"})
-STATUSES: Final = frozenset({None, "completed", *UNFINISHED})
+STATUSES: Final = frozenset({"completed", *UNFINISHED})
+PHASES: Final = frozenset({"commentary", "final_answer"})
 INPUT_ROLES: Final = frozenset({"user", "system", "developer"})
 PART_FIELDS: Final = {"input_text": "text", "input_image": None, "input_file": None}
 """Content part type -> the field that must be text."""
@@ -97,14 +98,14 @@ def _check_item(index: int, item: Any) -> InputItem:
     if kind == "custom_tool_call_output":
         call_id = _text(index, item, "call_id")
         return InputItem("result", call_id=call_id, content=_output(index, item))
-    if isinstance(kind, str) and kind in OTHER_ITEMS:
+    if _is_one_of(kind, OTHER_ITEMS):
         raise _unsupported(kind)
     raise _fault(index, "type", "union_tag_invalid", "no type of input item", kind)
 
 
 def _message(index: int, item: dict[str, Any]) -> InputItem:
     role = item.get("role")
-    unfinished = item.get("status") in UNFINISHED
+    unfinished = _is_one_of(item.get("status"), UNFINISHED)
     content = item.get("content")
     if role == "assistant":
         if item.get("type") == "message" and isinstance(content, list):
@@ -112,14 +113,14 @@ def _message(index: int, item: dict[str, Any]) -> InputItem:
             if said is not None:
                 return InputItem("said", text=said, unfinished=unfinished)
         _check_content(index, "content", content)
-        if item.get("phase") not in (None, "commentary", "final_answer"):
+        if not (item.get("phase") is None or _is_one_of(item["phase"], PHASES)):
             raise _fault(index, "phase", "literal_error", "no phase of a message", item["phase"])
         if isinstance(content, str):
             return InputItem("said", text=content, unfinished=unfinished)
         if content and isinstance(content[0].get("text"), str):
             return InputItem("said", text=content[0]["text"], unfinished=unfinished)
         return InputItem("message", fields=item, unfinished=unfinished)
-    if role not in INPUT_ROLES:
+    if not _is_one_of(role, INPUT_ROLES):
         raise _fault(index, "role", "literal_error", "no role of an input message", role)
     _check_content(index, "content", content)
     return InputItem("message", fields=item, unfinished=unfinished)
@@ -128,14 +129,13 @@ def _message(index: int, item: dict[str, Any]) -> InputItem:
 def _output_text(item: dict[str, Any], content: list[Any]) -> str | None:
     """The first text of a message as an answer holds it; None when it has not that shape. A refusal is what
     was said, too."""
-    if item.get("status") not in STATUSES or not isinstance(item.get("id", ""), str):
+    if not _is_status(item.get("status")) or not isinstance(item.get("id", ""), str):
         return None
     texts = []
     for part in content:
         if not isinstance(part, dict):
             return None
-        field = {"output_text": "text", "refusal": "refusal"}.get(str(part.get("type")))
-        text = part.get(field) if field is not None else None
+        text = part.get({"output_text": "text", "refusal": "refusal"}.get(str(part.get("type")), ""))
         if not isinstance(text, str):
             return None
         texts.append(text)
@@ -158,7 +158,9 @@ def _reasoning(index: int, item: dict[str, Any]) -> InputItem:
             parts.append(part["text"])
     if content is not None and not isinstance(content, list):
         raise _fault(index, "content", "list_type", "Input should be a valid list", content)
-    return InputItem("reasoning", text=parts[0] if parts else "", unfinished=item.get("status") in UNFINISHED)
+    return InputItem(
+        "reasoning", text=parts[0] if parts else "", unfinished=_is_one_of(item.get("status"), UNFINISHED)
+    )
 
 
 def _output(index: int, item: dict[str, Any]) -> Any:
@@ -181,9 +183,16 @@ def _check_content(index: int, field: str, content: Any) -> None:
 
 
 def _check_status(index: int, item: dict[str, Any]) -> None:
-    status = item.get("status")
-    if not (status is None or isinstance(status, str)) or status not in STATUSES:
-        raise _fault(index, "status", "literal_error", "no status of an item", status)
+    if not _is_status(item.get("status")):
+        raise _fault(index, "status", "literal_error", "no status of an item", item["status"])
+
+
+def _is_status(value: Any) -> bool:
+    return value is None or _is_one_of(value, STATUSES)
+
+
+def _is_one_of(value: Any, words: frozenset[str]) -> bool:
+    return isinstance(value, str) and value in words
 
 
 def _text(index: int, item: dict[str, Any], field: str) -> str:

@@ -133,6 +133,45 @@ def completion_chunk(who: Client) -> dict[str, Any]:
     return {**body, "completion_request": {"prompt": "x", "stop": "z"}}
 
 
+def responses_whole(who: Client) -> dict[str, Any]:
+    body = chat_whole(who)
+    chat = body.pop("chat_request")
+    asked = {
+        "input": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "custom", "name": "c"}],
+        "include": ["message.output_text.logprobs"],
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "low"},
+        **{name: chat[name] for name in ("stop", "include_reasoning", "chat_template_kwargs", "tool_choice")},
+    }
+    return {**body, "responses_request": asked}
+
+
+def responses_chunk(who: Client) -> dict[str, Any]:
+    body = responses_whole(who)
+    body["stream"] = True
+    body["generate_chunk"] = body.pop("generate_response")
+    body["generate_chunk"]["choices"][0]["finish_reason"] = None
+    body["stream_state"] = json.loads(who.derenderer.responses(json.dumps(body).encode()))["stream_state"]
+    return body
+
+
+CALLS = {"chat_request": "chat", "completion_request": "completions", "responses_request": "responses"}
+
+
+def call_for(who: Client, body: dict[str, Any]) -> Callable[[bytes], bytes]:
+    [name] = CALLS.keys() & body.keys()
+    call: Callable[[bytes], bytes] = getattr(who.derenderer, CALLS[name])
+    return call
+
+
+MAKERS = (
+    *(chat_whole, chat_chunk, peer_chunk),
+    *(completion_whole, completion_chunk),
+    *(responses_whole, responses_chunk),
+)
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
@@ -163,13 +202,13 @@ def status_of(call: Callable[[bytes], bytes], body: bytes) -> int:
     return 200
 
 
-@pytest.mark.parametrize("make", [chat_whole, chat_chunk, peer_chunk, completion_whole, completion_chunk])
+@pytest.mark.parametrize("make", MAKERS)
 def test_every_odd_value_in_every_place(
     client: Callable[..., Client], make: Callable[[Client], dict[str, Any]]
 ) -> None:
     who = client()
     body = make(who)
-    call = who.derenderer.chat if "chat_request" in body else who.derenderer.completions
+    call = call_for(who, body)
     assert json.loads(call(json.dumps(body).encode()))
     for path in places(body):
         for value in ODD:
@@ -181,11 +220,9 @@ def test_every_odd_value_in_every_place(
 @given(st.data())
 def test_two_odd_values_at_once(client: Callable[..., Client], data: st.DataObject) -> None:
     who = client()
-    make = data.draw(
-        st.sampled_from([chat_whole, chat_chunk, peer_chunk, completion_whole, completion_chunk])
-    )
+    make = data.draw(st.sampled_from(MAKERS))
     body = make(who)
-    call = who.derenderer.chat if "chat_request" in body else who.derenderer.completions
+    call = call_for(who, body)
     for _ in range(2):
         path = data.draw(st.sampled_from(list(places(body))))
         body = replaced(body, path, data.draw(st.sampled_from(ODD)))

@@ -25,6 +25,15 @@ GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+
+
+MESSAGE_STOPS = {
+    ("length", False): "max_tokens",
+    ("stop", False): "end_turn",
+    ("stop", True): "stop_sequence",
+}
+"""(finish reason, whether a stop string matched) in Anthropic's words."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +314,7 @@ class Tier:
         if early is not None:
             return early
         await self._pause()
-        if request.path.startswith(CHAT):
+        if request.path.startswith((CHAT, MESSAGES)):
             if not body.get("messages"):
                 error = {
                     "message": "messages is empty",
@@ -321,7 +330,7 @@ class Tier:
         return web.json_response([self._rendered(body, prompt, 16) for prompt in prompts])
 
     def _rendered(self, body: dict[str, Any], text: str, default_max: int | None) -> dict[str, Any]:
-        stop = body.get("stop") or []
+        stop = body.get("stop") or body.get("stop_sequences") or []
         sampling: dict[str, Any] = {
             "temperature": body.get("temperature", 1.0),
             "stop": [stop] if isinstance(stop, str) else stop,
@@ -354,20 +363,29 @@ class Tier:
             "unknown_field": {"kept": [1, 2.5, "x"]},
         }
 
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        body, _, early = await self._begin(request, request.path)
+        if early is not None:
+            return early
+        await self._pause()
+        count = sum(len(message["content"].split()) for message in body["messages"])
+        return web.json_response({"input_tokens": count})
+
     async def derender(self, request: web.Request) -> web.StreamResponse:
         body, _, early = await self._begin(request, request.path)
         if early is not None:
             return early
         await self._pause()
         chat = request.path.startswith(CHAT)
+        message = request.path.startswith(MESSAGES)
         if not body.get("stream"):
-            return self._derender_whole(body, chat)
+            return self._message(body) if message else self._derender_whole(body, chat)
         state = json.loads(body["stream_state"]["s"]) if body.get("stream_state") else {"n": 0}
-        name = "chat_request" if chat else "completion_request"
+        name = "chat_request" if chat else "messages_request" if message else "completion_request"
         if state["n"] == 0:
             assert body.get(name) is not None
             assert body.get("prompt_token_ids")
-            state["stop"] = body[name].get("stop") or []
+            state["stop"] = body[name].get("stop") or body[name].get("stop_sequences") or []
         elif self.forget_contexts and body.get("context"):
             self.forget_contexts = False
             error = {"message": "send it again", "type": "ContextRequiredError", "param": None, "code": 409}
@@ -383,6 +401,8 @@ class Tier:
                 self.stop_text_seen.append(piece)
                 break
             text += piece
+        if message:
+            return self._message_events(body, state, text, finish, stop_reason)
         delta: dict[str, Any] = {"delta": {"role": "assistant", "content": text}} if chat else {"text": text}
         out = {
             "id": chunk["request_id"],
@@ -408,6 +428,59 @@ class Tier:
         return web.json_response(
             {"chunk": out, "stream_state": {"v": 1, "s": json.dumps(state)}, "derender": notes}
         )
+
+    def _message_events(
+        self, body: dict[str, Any], state: dict[str, Any], text: str, finish: str | None, stop: str | None
+    ) -> web.StreamResponse:
+        usage = {"input_tokens": body["prompt_tokens"], "output_tokens": state["n"]}
+        events: list[dict[str, Any]] = []
+        if not state.get("begun"):
+            state["begun"] = True
+            message = self._empty_message(body, body["generate_chunk"]["request_id"], usage)
+            block = {"type": "text", "text": ""}
+            events += [
+                {"type": "message_start", "message": message},
+                {"type": "content_block_start", "index": 0, "content_block": block},
+            ]
+        if text:
+            delta = {"type": "text_delta", "text": text}
+            events.append({"type": "content_block_delta", "index": 0, "delta": delta})
+        if finish:
+            end = {"stop_reason": MESSAGE_STOPS[finish, stop is not None], "stop_sequence": stop}
+            events += [
+                {"type": "content_block_stop", "index": 0},
+                {"type": "message_delta", "delta": end, "usage": usage},
+                {"type": "message_stop"},
+            ]
+        notes = {"context": "digest", "completion_tokens": state["n"], "reasoning_tokens": 0,
+                 "empty": not events, "finished": bool(finish)}  # fmt: skip
+        return web.json_response(
+            {"events": events, "stream_state": {"v": 1, "s": json.dumps(state)}, "derender": notes}
+        )
+
+    def _empty_message(self, body: dict[str, Any], identifier: str, usage: dict[str, int]) -> dict[str, Any]:
+        named = {
+            "id": identifier,
+            "type": "message",
+            "role": "assistant",
+            "model": body["model"] or "scripted",
+        }
+        return {**named, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+
+    def _message(self, body: dict[str, Any]) -> web.StreamResponse:
+        reply = body["generate_response"]
+        [choice] = reply["choices"]
+        words = [f"t{token}" for token in choice["token_ids"]]
+        stops = body["messages_request"].get("stop_sequences") or []
+        cut = min((words.index(s) for s in stops if s in words), default=None)
+        counted = len(words) if cut is None else cut + 1
+        usage = {"input_tokens": body["prompt_tokens"], "output_tokens": counted}
+        message = self._empty_message(body, reply["request_id"], usage)
+        message["content"] = [{"type": "text", "text": "".join(word + " " for word in words[:cut])}]
+        finish = choice["finish_reason"] if cut is None else "stop"
+        message["stop_reason"] = MESSAGE_STOPS[finish, cut is not None]
+        message["stop_sequence"] = None if cut is None else words[cut]
+        return web.json_response(message)
 
     forget_contexts = False
     """Answer the next call that names its context with 409."""
@@ -496,9 +569,10 @@ async def serving(tier: Tier) -> AsyncIterator[Tier]:
     app = web.Application(client_max_size=2**26)
     app.router.add_post(GENERATE, tier.generate)
     app.router.add_post(ABORT, tier.abort)
-    for path in (CHAT, COMPLETIONS):
+    for path in (CHAT, COMPLETIONS, MESSAGES):
         app.router.add_post(f"{path}/render", tier.render)
         app.router.add_post(f"{path}/derender", tier.derender)
+    app.router.add_post(f"{MESSAGES}/count_tokens", tier.count_tokens)
     app.router.add_get("/v1/models", tier.models)
     app.router.add_get("/health", tier.health)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

@@ -125,7 +125,8 @@ class DecodeStream:
             assert self._clock is not None
             self._clock.heard()
             self._held += payloads
-            self._deliver()
+            if not self._paused:
+                self._deliver()
 
     def complete(self) -> None:
         self._ended = True
@@ -170,7 +171,8 @@ class DecodeStream:
                     self._end(None)
                 else:
                     answer = _read(self._url, payload)
-                    self._finished = _finish(self._url, answer) or self._finished
+                    if answer.choices and answer.choices[0].finish_reason is not None:
+                        self._finished = True
                     self._take(answer)
         except Exception as error:
             # The parser of HTTP, which calls this, would wrap it.
@@ -232,24 +234,22 @@ class DecodeClient:
 
 
 def _read(url: str, payload: bytes) -> EngineAnswer:
+    """Raises for what is no answer to a request for one choice, or says that the engine gave it up."""
     try:
         answer = _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise garbled("decode", url, problem) from problem
-    error = present(answer.error)
+    error = present(answer.error) if len(answer.error) else None
     if error is not None:
         detail = bytes(error)[:2000].decode("utf-8", "replace")
         raise Failed("decode", "the decode engine failed", retry_safe=True, detail=detail, member=url)
+    if not answer.choices:
+        return answer
     if len(answer.choices) > 1:
         raise Garbled("decode", "the decode engine answered several choices to a request for one", member=url)
-    return answer
-
-
-def _finish(url: str, answer: EngineAnswer) -> bool:
-    """Whether the choice is over; raises when the engine gave it up."""
-    reason = answer.choices[0].finish_reason if answer.choices else None
+    reason = answer.choices[0].finish_reason
     if reason in ENDED_BY_ENGINE:
         raise Failed(
             "decode", "the decode engine gave the request up", retry_safe=True, detail=reason, member=url
         )
-    return reason is not None
+    return answer

@@ -52,8 +52,7 @@ class StreamState:
     digest: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Derendered:
+class Derendered(msgspec.Struct, frozen=True, gc=False):
     """``events`` are ready for the client: one chunk, or what an API with many types of events makes of it.
     ``completion_tokens`` and ``reasoning_tokens`` count the choice so far; they are None when the tier does
     not report them."""

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.dialects import DIALECTS, Dialect
 from orchestrator.hops.render import Endpoint
+from orchestrator.server.direct_send import DirectSend
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
 from orchestrator.server.outcomes import outcome_of
@@ -91,6 +92,7 @@ async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     await send(_start(200, [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"),
                             (b"x-accel-buffering", b"no"), *explained], response_id))  # fmt: skip
     frames: bytes | None = first
+    outbox.direct = DirectSend(send)
     while frames is not None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
         frames = await outbox.next()

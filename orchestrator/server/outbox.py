@@ -1,8 +1,8 @@
 """What a request has for its client and the client has not yet been sent: frames, then an end or an error.
 
 Producers look whether it is ``full`` and wait for ``when_drained``; that is how a slow client slows the
-engine. The one consumer takes everything there is at once. After ``close`` (the client is gone) frames are
-dropped and nobody waits.
+engine. The one consumer takes everything there is at once; while it waits and ``direct`` is set, a frame is
+sent without it. After ``close`` (the client is gone) frames are dropped and nobody waits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from orchestrator.server.direct_send import DirectSend
 from render_tier.protocol.errors import ApiError
 
 
 class Outbox:
     __slots__ = (
-        "_frames", "_loop", "_max_frames", "_on_drained", "_waiter", "closed", "ended", "error", "taken_at",
-        "unseen",
+        "_frames", "_loop", "_max_frames", "_on_drained", "_waiter", "closed", "direct", "ended", "error",
+        "taken_at", "unseen",
     )  # fmt: skip
 
     def __init__(self, max_frames: int) -> None:
@@ -25,6 +26,8 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._on_drained: list[Callable[[], None]] = []
+        self.direct: DirectSend | None = None
+        """How a frame is sent at once, from the moment that the client has the first."""
         self.ended = False
         self.closed = False
         self.error: ApiError | None = None
@@ -47,9 +50,16 @@ class Outbox:
         return len(self._frames) >= self._max_frames and not self.closed and not self.ended
 
     def put(self, frame: bytes) -> None:
-        if not self.closed and not self.ended:
-            self._frames.append(frame)
-            self._wake()
+        if self.closed or self.ended:
+            return
+        if self.direct is not None and self._waiter is not None:
+            # The consumer waits, so there are no frames before this one and nothing is being sent.
+            self.taken_at = self._loop.time()
+            if not self.direct(frame):
+                self._wake()
+            return
+        self._frames.append(frame)
+        self._wake()
 
     def when_drained(self, tell: Callable[[], None]) -> None:
         """``tell`` is called once, when the client has taken what is there now or will never."""
@@ -87,6 +97,8 @@ class Outbox:
                 return None
             self._waiter = self._loop.create_future()
             await self._waiter
+            if self.direct is not None:
+                await self.direct.finish()
         frames, self._frames = self._frames, []
         self.unseen = False
         self.taken_at = self._loop.time()

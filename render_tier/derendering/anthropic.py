@@ -42,6 +42,7 @@ from render_tier.protocol.anthropic_answers import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from render_tier.protocol.derender import Count
 from render_tier.protocol.generate import GenerateUsage
 
 CALL_PREFIX: Final = "toolu_"
@@ -58,9 +59,9 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Where a stream of blocks stands: all of it, for a state. ``blocks`` have begun; the last of them is
     open if ``open`` is not `Kind.NONE`. ``complete``: the last call has ended with whole arguments."""
 
-    blocks: int = 0
+    blocks: Count = 0
     open: Kind = Kind.NONE
-    calls: int = 0
+    calls: Count = 0
     complete: bool = False
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,10 @@ from render_tier.derendering import Derenderer, DerenderSettings
 from render_tier.derendering.session import Budget, Session
 from render_tier.protocol.errors import ApiError, BadRequest, ContextRequired
 from tests.render_tier.derendering.conftest import EOS, Client
+from tests.render_tier.derendering.test_forged_state import edited, retagged
 from tests.support.messages_stream import read, with_input
+
+msgpack = msgspec.msgpack.encode
 
 Make = Callable[..., Client]
 REQUEST = {"model": "qwen3", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
@@ -325,6 +329,17 @@ class TestRefusals:
     def test_a_state_of_vllm(self, messages: Callable[..., Messages]) -> None:
         with pytest.raises(BadRequest, match="not one of this endpoint"):
             messages().chunk([41], {"output_token_ids": [40], "output_chunk_lens": [1]})
+
+    @pytest.mark.parametrize(
+        "progress",
+        [b"x", b"\xc1", msgpack([-1, 0, 0, False]), msgpack([1, 9, 0, False]), msgpack([0] * 5), 5],
+    )
+    def test_a_made_up_place_in_the_stream(self, messages: Callable[..., Messages], progress: Any) -> None:
+        """Without a key anyone can write a state; one that says nonsense is refused all the same."""
+        who = messages(stream_cache_entries=0)
+        state = who.chunk([40])["stream_state"]
+        with pytest.raises(BadRequest, match="damaged"):
+            who.chunk([41], retagged(edited(state, 16, progress)))
 
     def test_no_request(self, messages: Callable[..., Messages]) -> None:
         for call in (messages().whole, messages().chunk):

@@ -156,7 +156,54 @@ def responses_chunk(who: Client) -> dict[str, Any]:
     return body
 
 
-CALLS = {"chat_request": "chat", "completion_request": "completions", "responses_request": "responses"}
+def messages_whole(who: Client) -> dict[str, Any]:
+    body = chat_whole(who)
+    body.pop("chat_request")
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}]}
+    asked = {
+        "model": "qwen3",
+        "max_tokens": 2000,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {"role": "user", "content": [result]},
+            {
+                "role": "system",
+                "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}],
+            },
+        ],
+        "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "strict": True}],
+        "tool_choice": {"type": "auto", "name": "f", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "stop_sequences": ["z"],
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
+    return {**body, "messages_request": asked}
+
+
+def messages_chunk(who: Client) -> dict[str, Any]:
+    body = messages_whole(who)
+    body["stream"] = True
+    body["generate_chunk"] = body.pop("generate_response")
+    body["generate_chunk"]["choices"][0]["finish_reason"] = None
+    body["stream_state"] = json.loads(who.derenderer.messages(json.dumps(body).encode()))["stream_state"]
+    return body
+
+
+CALLS = {
+    "chat_request": "chat",
+    "completion_request": "completions",
+    "messages_request": "messages",
+    "responses_request": "responses",
+}
 
 
 def call_for(who: Client, body: dict[str, Any]) -> Callable[[bytes], bytes]:
@@ -168,6 +215,7 @@ def call_for(who: Client, body: dict[str, Any]) -> Callable[[bytes], bytes]:
 MAKERS = (
     *(chat_whole, chat_chunk, peer_chunk),
     *(completion_whole, completion_chunk),
+    *(messages_whole, messages_chunk),
     *(responses_whole, responses_chunk),
 )
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from render_tier.protocol.anthropic import MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import ApiError
@@ -77,6 +78,38 @@ def body(model: type[Any], required: dict[str, Any]) -> st.SearchStrategy[dict[s
 
 
 CHAT = body(ChatCompletionRequest, {"messages": MESSAGES})
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "image", "tool_use", "tool_result", "thinking", "tool_addition", "x"])},
+    optional={
+        "text": st.text(max_size=5) | SCALAR,
+        "thinking": SCALAR,
+        "source": JSON,
+        "input": JSON,
+        "name": SCALAR,
+        "id": SCALAR,
+        "tool_use_id": SCALAR,
+        "content": JSON
+        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": SCALAR}), max_size=2),
+        "tool": JSON,
+    },
+)
+ANTHROPIC = body(
+    MessagesRequest,
+    {
+        "model": st.just("qwen3"),
+        "max_tokens": st.integers(1, 50),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "role": st.sampled_from(["user", "assistant", "system"]),
+                    "content": st.text(max_size=5) | st.lists(BLOCK, max_size=3),
+                }
+            )
+            | JSON,
+            max_size=3,
+        ),
+    },
+)
 COMPLETION = body(CompletionRequest, {"prompt": st.text(max_size=5) | st.lists(SCALAR, max_size=3) | JSON})
 TOKENIZE = st.dictionaries(
     st.sampled_from(["prompt", "messages", "tools", "model", "chat_template_kwargs"]), JSON
@@ -100,6 +133,7 @@ DERENDER = st.fixed_dictionaries(
         "stream_state": JSON,
         "prompt_token_ids": JSON,
         "chat_request": CHAT | JSON,
+        "messages_request": ANTHROPIC | JSON,
         "context": SCALAR,
     },
 )
@@ -141,6 +175,16 @@ def test_chat(answer: Any, value: Any) -> None:
 
 
 @MANY
+@given(ANTHROPIC)
+def test_messages(answer: Any, value: Any) -> None:
+    reply = answer("/v1/messages/render", value)
+    counted = answer("/v1/messages/count_tokens", value)
+    if not isinstance(reply, ApiError):
+        assert msgspec.convert(reply, GenerateRequest).token_ids
+        assert counted["input_tokens"] == len(reply["token_ids"])
+
+
+@MANY
 @given(COMPLETION)
 def test_completions(answer: Any, value: Any) -> None:
     reply = answer("/v1/completions/render", value)
@@ -163,7 +207,9 @@ def test_detokenize(answer: Any, value: Any) -> None:
 
 @MANY
 @given(DERENDER)
-@pytest.mark.parametrize("path", ["/v1/chat/completions/derender", "/v1/completions/derender"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/derender", "/v1/completions/derender", "/v1/messages/derender"]
+)
 def test_derender(answer: Any, path: str, value: Any) -> None:
     answer(path, value)
 

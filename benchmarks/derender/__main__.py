@@ -16,7 +16,7 @@ from tests.support import vllm
 from tests.support.processes import ServerProcess, render_tier_server
 
 LONGEST = 131072
-WAYS: tuple[load.Way, ...] = ("all in each call", "digest", "session")
+WAYS: tuple[load.Way, ...] = ("all in each call", "digest", "session", "session in steps")
 
 
 def parsed() -> argparse.Namespace:
@@ -27,6 +27,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--lengths", help="output tokens of the streams (256,1024,4096,16384)")
     parser.add_argument("--prompts", help="prompt tokens (1000,100000)")
     parser.add_argument("--streams", help="streams at once (1,20,200)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="of the loads")
     parser.add_argument("--pace", type=float, default=30.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, help="of each half of a load (8)")
     parser.add_argument(
@@ -111,8 +112,9 @@ def loads(
 
     try:
         for streams in options.streams:
-            for way in WAYS if streams < 100 else (*WAYS, "session, in steps"):
-                measured(ours, "ours", way, streams)
+            for way in WAYS:
+                if way in options.ways.split(",") and (way != "session in steps" or streams > load.STEPS):
+                    measured(ours, "ours", way, streams)
         if peer is not None:
             for streams in options.streams[:2]:
                 measured(peer, "vLLM", "all in each call", streams)

@@ -25,11 +25,11 @@ from benchmarks.derender.cores import before_others
 from benchmarks.derender.workload import Workload
 from benchmarks.measure import cpu_seconds
 
-Way = Literal["all in each call", "digest", "session", "session, in steps"]
+Way = Literal["all in each call", "digest", "session", "session in steps"]
 STREAMS_PER_LINK = 64
 STEPS = 4
 """Engines whose streams move on together, where streams go in steps; else they are spread evenly."""
-RENDERS_A_SECOND = 40
+RENDERS_A_SECOND = 80
 SMALL_RENDER = json.dumps(
     {"model": "qwen3", "messages": [{"role": "user", "content": "How cold is it?"}]}
 ).encode()
@@ -169,7 +169,7 @@ async def _streaming(job: Job, began: asyncio.Future[float]) -> Load:
         cpu = cpu_seconds(job.pid)
         tasks = []
         for number, read in enumerate(reads):
-            phase = (number % STEPS) / STEPS if job.way == "session, in steps" else number / job.streams
+            phase = (number % STEPS) / STEPS if job.way == "session in steps" else number / job.streams
             due = clock + phase / job.pace
             tasks.append(asyncio.create_task(_paced(read, due, 1 / job.pace, half, end, load)))
         await asyncio.sleep(half - time.perf_counter())
@@ -180,7 +180,7 @@ async def _streaming(job: Job, began: asyncio.Future[float]) -> Load:
 
 
 async def _open(exits: AsyncExitStack, job: Job) -> list[Callable[[int], Awaitable[None]]]:
-    if job.way in ("session", "session, in steps"):
+    if job.way in ("session", "session in steps"):
         session = await exits.enter_async_context(aiohttp.ClientSession())
         links = []
         for _ in range(-(-job.streams // STREAMS_PER_LINK)):

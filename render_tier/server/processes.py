@@ -47,6 +47,7 @@ def _server_options(settings: Settings) -> dict[str, Any]:
         "lifespan": "on",
         "access_log": False,
         "server_header": False,
+        "proxy_headers": False,
         "timeout_keep_alive": settings.keep_alive_timeout,
         "timeout_graceful_shutdown": settings.shutdown_timeout,
     }

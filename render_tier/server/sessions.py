@@ -9,6 +9,7 @@ a stretch, so that no other connection waits for all of it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
@@ -30,6 +31,8 @@ GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1007
 TRY_LATER: Final = 1013
 INTERNAL: Final = 1011
+SHORT_BYTES: Final = 512
+"""A message of a few tokens: dividing it takes longer than it does."""
 
 
 class Sessions:
@@ -42,6 +45,7 @@ class Sessions:
         self._budget = Budget(settings.max_session_streams, settings.max_session_bytes)
         self._open: dict[Session, Callable[[], Awaitable[None]]] = {}
         self._answered = 0
+        self._turns = _Turns()
         self._changed = asyncio.Event()
         runtime.on_drain.append(self.drain)
         runtime.metrics.on_refresh.append(self._show)
@@ -157,15 +161,16 @@ class Sessions:
 
     async def _answer(self, session: Session, data: str | bytes) -> bytes:
         """Others get their turn between two parts of a long message."""
+        if len(data) <= SHORT_BYTES:
+            return session.receive(data)
         most = self._settings.session_inline_tokens
         answers: list[AnswerOut] = []
-        for number, (frames, weight) in enumerate(parts(session.frames(data), most)):
+        for frames, weight in parts(session.frames(data), most):
             if weight > most:
                 work = partial(session.answers, frames)
                 answers += await self._runtime.pools["derender"].run(work)
                 continue
-            if number:
-                await asyncio.sleep(0)
+            await self._turns.take()
             answers += session.answers(frames)
         return encoded(answers)
 
@@ -176,6 +181,34 @@ class Sessions:
         metrics.session_bytes.set(self._budget.bytes)
         metrics.session_messages.inc(self._answered)
         self._answered = 0
+
+
+class _Turns:
+    """One part of a long message in each pass of the event loop, whatever connection it came by: what has
+    arrived meanwhile, a render perhaps, waits for one part and not for those of all connections."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._taken:
+            turn = loop.create_future()
+            self._waiting.append(turn)
+            await turn
+        else:
+            self._taken = True
+            loop.call_soon(self._next, loop)
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its connection is gone
+                turn.set_result(None)
+                loop.call_soon(self._next, loop)
+                return
+        self._taken = False
 
 
 class _IdleLimit:

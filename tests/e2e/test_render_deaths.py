@@ -16,9 +16,11 @@ from tokenizers import Tokenizer
 
 from orchestrator.demo.script import WEATHER_TOOL
 from tests.e2e.test_four_hops import becomes_idle, metric
+from tests.support import messages_stream
 from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
 
 STREAMS = 12
+"""Chat; half as many of Messages beside them."""
 ANSWER = (
     "<think>\nThe user asks about a walk tonight; é, 𓂀 and 🌦 are no letters of mine. "
     + "So it goes, step by step. " * 5
@@ -34,6 +36,12 @@ ASK: dict[str, Any] = {
     "tools": [WEATHER_TOOL],
     "logprobs": True,
     "return_token_ids": True,
+}
+MESSAGES: dict[str, Any] = {
+    "model": "qwen3",
+    "max_tokens": 2000,
+    "messages": ASK["messages"],
+    "tools": [{"name": "get_weather", "input_schema": WEATHER_TOOL["function"]["parameters"]}],
 }
 PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
@@ -79,7 +87,7 @@ def backends(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Backends(exits, qwen3_dir, tmp_path_factory.mktemp("deaths"))
 
 
-async def read(client: httpx.AsyncClient, halfway: asyncio.Event) -> dict[str, Any]:
+async def read(client: httpx.AsyncClient, halfway: asyncio.Barrier) -> dict[str, Any]:
     """A streamed answer, put together."""
     seen: dict[str, Any] = {
         "reasoning": "",
@@ -106,14 +114,20 @@ async def read(client: httpx.AsyncClient, halfway: asyncio.Event) -> dict[str, A
     return seen
 
 
-async def _events(response: httpx.Response, halfway: asyncio.Event) -> AsyncIterator[str]:
+async def read_message(client: httpx.AsyncClient, halfway: asyncio.Barrier) -> dict[str, Any]:
+    async with client.stream("POST", "/v1/messages", json={**MESSAGES, "stream": True}) as response:
+        assert response.status_code == 200
+        return messages_stream.read([json.loads(line[6:]) async for line in _events(response, halfway)])
+
+
+async def _events(response: httpx.Response, halfway: asyncio.Barrier) -> AsyncIterator[str]:
     number = 0
     async for line in response.aiter_lines():
         if line.startswith("data: {"):
             number += 1
             yield line
-        if number > 40:
-            halfway.set()
+            if number == 20:
+                await halfway.wait()
 
 
 @pytest.mark.parametrize(
@@ -138,18 +152,25 @@ def test_every_stream_goes_on_elsewhere(
             .json()
         )
 
-        async def run() -> list[dict[str, Any]]:
+        message = httpx.post(f"{orchestrator.url}/v1/messages", json=MESSAGES, timeout=60)
+        whole_message = message.raise_for_status().json()
+
+        async def run() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
             async with httpx.AsyncClient(base_url=orchestrator.url, timeout=60) as client:
-                halfway = asyncio.Event()
+                halfway = asyncio.Barrier(STREAMS + STREAMS // 2 + 1)
                 streams = [asyncio.create_task(read(client, halfway)) for _ in range(STREAMS)]
+                messages = [asyncio.create_task(read_message(client, halfway)) for _ in range(STREAMS // 2)]
                 await halfway.wait()
                 held = [metric(tier.url, "render_tier_session_streams") for tier in (doomed, backends.render)]
                 assert all(held) if sessions else not any(held)
                 await asyncio.to_thread(doomed.kill, sign)
-                return await asyncio.gather(*streams)
+                return await asyncio.gather(*streams), await asyncio.gather(*messages)
 
-        for seen in asyncio.run(run()):
+        chats, messages = asyncio.run(run())
+        for seen in chats:
             check(seen, whole, backends.token_ids)
+        for message_seen in messages:
+            check_message(message_seen, whole_message)
         becomes_idle(orchestrator)
         assert metric(orchestrator.url, "pd_session_streams") == 0
         assert metric(backends.render.url, "render_tier_session_streams") == 0
@@ -167,3 +188,17 @@ def check(seen: dict[str, Any], whole: dict[str, Any], token_ids: list[int]) -> 
     assert name == "get_weather"
     assert arguments == message["tool_calls"][0]["function"]["arguments"]
     assert seen["finish"] == ["tool_calls"]
+
+
+def check_message(seen: dict[str, Any], whole: dict[str, Any]) -> None:
+    """The same blocks; ids and signatures are of each request's own."""
+    kept = [
+        [
+            {name: value for name, value in block.items() if name not in ("id", "signature")}
+            for block in blocks
+        ]
+        for blocks in (messages_stream.with_input(seen)["content"], whole["content"])
+    ]
+    assert kept[0] == kept[1]
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
+    assert (seen["stop_reason"], seen["usage"]) == (whole["stop_reason"], whole["usage"])

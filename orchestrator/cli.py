@@ -13,8 +13,7 @@ from orchestrator import __version__
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
 from orchestrator.logs import configure_logging
-from orchestrator.server.app import create_app
-from orchestrator.server.serving import OrchestratorServer, uvicorn_config
+from orchestrator.server.processes import serve as serve_until_told
 from orchestrator.settings import ConfigError, Settings, merged, read_config
 
 app = typer.Typer(
@@ -35,11 +34,18 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="TOML, YAML or JSON file; options win over it.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes on the same port.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="json or console.")] = None,
 ) -> None:
     """Serve the OpenAI endpoint."""
-    server = {"host": host, "port": port, "log_level": log_level, "log_format": log_format}
+    server = {
+        "host": host,
+        "port": port,
+        "workers": workers,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
     members = {"render": render, "prefill": prefill, "decode": decode}
     options: dict[str, Any] = {
         "server": {name: value for name, value in server.items() if value is not None},
@@ -47,9 +53,7 @@ def serve(
     }
     settings = load_settings(config, options)
     configure_logging(settings.server.log_level, settings.server.log_format)
-    application = create_app(settings)
-    config_for_uvicorn = uvicorn_config(application, settings.server)
-    OrchestratorServer(config_for_uvicorn, application, settings.server.grace).run()
+    raise typer.Exit(serve_until_told(settings, lambda: read_settings(config, options)))
 
 
 @app.command()
@@ -59,21 +63,24 @@ def version() -> None:
 
 
 def load_settings(config: Path | None, options: dict[str, Any]) -> Settings:
-    """Defaults, then the file, then the options. Exits with a message for anything that is not a valid
-    setting."""
+    """Exits with a message for anything that is not a valid setting."""
     try:
-        settings = Settings.model_validate(merged(read_config(config) if config else {}, options))
+        return read_settings(config, options)
     except ConfigError as error:
         typer.echo(f"pd-orchestrator: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def read_settings(config: Path | None, options: dict[str, Any]) -> Settings:
+    """Defaults, then the file, then the options. Raises ``ConfigError``."""
+    try:
+        settings = Settings.model_validate(merged(read_config(config) if config else {}, options))
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors())
-        typer.echo(f"pd-orchestrator: {'; '.join(faults)}", err=True)
-        raise typer.Exit(2) from error
+        raise ConfigError("; ".join(faults)) from error
     for role in ("render", "decode"):
         if not getattr(settings.members, role):
-            typer.echo(f"pd-orchestrator: no {role} members: give --{role} URL or members.{role}", err=True)
-            raise typer.Exit(2)
+            raise ConfigError(f"no {role} members: give --{role} URL or members.{role}")
     return settings
 
 

@@ -41,6 +41,8 @@ class Section(BaseModel):
 class Server(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    workers: Count = 1
+    """Processes on the same port. Places, breakers and what is remembered of members count in each."""
     grace: Seconds = 30.0
     """After SIGTERM, running requests may take this long; then they end with an error."""
     sse_keepalive: Seconds | None = None

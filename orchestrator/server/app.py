@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -21,19 +22,27 @@ from orchestrator.server.attempts import on_render_members
 from orchestrator.server.count_tokens import CountTokensEndpoint
 from orchestrator.server.endpoints import CompletionEndpoint
 from orchestrator.server.services import Services
+from orchestrator.server.sibling_metrics import Siblings
 from orchestrator.settings import Settings
 from render_tier.protocol.errors import ApiError, NotFound
 
 log = structlog.get_logger(__name__)
 
 
-def create_app(settings: Settings) -> Starlette:
-    """One process's application. ``app.state.services`` exists while its lifespan runs."""
+def create_app(settings: Settings, *, workers_directory: Path | None = None) -> Starlette:
+    """One process's application. ``app.state.services`` exists while its lifespan runs. ``workers_directory``
+    is where several workers meet, for their metrics."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         services = app.state.services = Services(settings)
         services.start()
+        siblings = None
+        if workers_directory is not None:
+            seconds = settings.health.timeout
+            siblings = Siblings(workers_directory, services.metrics.exposition, seconds)
+            await siblings.open()
+        app.state.siblings = siblings
         log.info(
             "orchestrator started",
             version=__version__,
@@ -43,9 +52,11 @@ def create_app(settings: Settings) -> Starlette:
         try:
             yield
         finally:
+            if siblings is not None:
+                await siblings.close()
             await services.close()
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", CompletionEndpoint("chat"), methods=["POST"]),
             Route("/v1/completions", CompletionEndpoint("completions"), methods=["POST"]),
@@ -65,6 +76,8 @@ def create_app(settings: Settings) -> Starlette:
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
         lifespan=lifespan,
     )
+    app.state.settings = settings
+    return app
 
 
 def _services(request: Request) -> Services:
@@ -128,7 +141,9 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    return Response(_services(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+    siblings: Siblings | None = request.app.state.siblings
+    exposition = _services(request).metrics.exposition() if siblings is None else await siblings.all()
+    return Response(exposition, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(_request: Request) -> Response:

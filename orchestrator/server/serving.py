@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,20 +20,22 @@ LAST_WORDS_SECONDS = 2
 """What sending the errors may take, beyond the grace."""
 
 
+def server_options(server: Server) -> dict[str, Any]:
+    """uvicorn's, for whoever binds the socket."""
+    return {
+        "loop": "uvloop",
+        "http": "httptools",
+        "ws": "none",
+        "access_log": False,
+        "log_config": None,
+        "log_level": server.log_level,
+        "timeout_graceful_shutdown": int(server.grace) + LAST_WORDS_SECONDS,
+        "timeout_keep_alive": int(server.keepalive),
+    }
+
+
 def uvicorn_config(app: Starlette, server: Server) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=server.host,
-        port=server.port,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        log_config=None,
-        log_level=server.log_level,
-        timeout_graceful_shutdown=int(server.grace) + LAST_WORDS_SECONDS,
-        timeout_keep_alive=int(server.keepalive),
-    )
+    return uvicorn.Config(app, host=server.host, port=server.port, **server_options(server))
 
 
 class OrchestratorServer(uvicorn.Server):

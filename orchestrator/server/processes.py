@@ -1,0 +1,112 @@
+"""Running the application: one process under uvicorn, or several under gunicorn on one listening socket.
+
+The workers are forked from a process that has loaded everything, and share nothing afterwards: each has its
+own connections, health probes, breakers, places (``admission`` counts per process) and metrics (told
+together, by worker). SIGTERM drains all of them. SIGHUP reads the settings again, starts workers with them,
+and drains the old ones; settings that cannot be used are logged and change nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from starlette.applications import Starlette
+
+from orchestrator.server.app import create_app
+from orchestrator.server.serving import (
+    LAST_WORDS_SECONDS,
+    OrchestratorServer,
+    server_options,
+    uvicorn_config,
+)
+from orchestrator.server.sibling_metrics import socket_of
+from orchestrator.settings import ConfigError, Settings
+
+log = structlog.get_logger(__name__)
+
+WORKER_SILENCE: Final = 120
+"""Seconds without a sign of life after which gunicorn replaces a worker."""
+
+YOUNG_OBJECTS: Final = 20_000
+"""That are made before the collector looks at them. A token leaves none behind, hundreds of streams that
+begin make so many that the library's 700 would walk all of them over and over."""
+
+
+def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
+    """Until told to stop (SIGTERM, SIGINT). ``read_again`` gives the settings anew for SIGHUP, or raises
+    ``ConfigError``. Returns the exit code."""
+    _calm_collector()
+    if settings.server.workers > 1:
+        return _serve_many(settings, read_again)
+    app = create_app(settings)
+    OrchestratorServer(uvicorn_config(app, settings.server), app, settings.server.grace).run()
+    return 0
+
+
+def _calm_collector() -> None:
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+    gc.collect()
+    gc.freeze()
+
+
+def _serve_many(settings: Settings, read_again: Callable[[], Settings]) -> int:
+    # The single process does without gunicorn.
+    from gunicorn.app.base import BaseApplication
+
+    from orchestrator.server.worker import OrchestratorWorker
+
+    with tempfile.TemporaryDirectory(prefix="pd-orchestrator-") as directory:
+
+        class Gunicorn(BaseApplication):  # type: ignore[misc]
+            in_use: Settings | None = None
+
+            def load_config(self) -> None:
+                if self.in_use is None:
+                    self.in_use = settings
+                else:
+                    self.callable = None  # the application is made anew
+                    try:
+                        self.in_use = read_again()
+                    except ConfigError as error:
+                        log.error("settings not reloaded", error=str(error))
+                for name, value in _gunicorn_options(self.in_use, Path(directory)).items():
+                    self.cfg.set(name, value)
+                OrchestratorWorker.CONFIG_KWARGS = server_options(self.in_use.server)
+
+            def load(self) -> Starlette:
+                assert self.in_use is not None
+                return create_app(self.in_use, workers_directory=Path(directory))
+
+        try:
+            Gunicorn().run()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        return 0
+
+
+def _gunicorn_options(settings: Settings, directory: Path) -> dict[str, Any]:
+    from orchestrator.server.worker import OrchestratorWorker, PropagatingLogger
+
+    server = settings.server
+
+    def forget_metrics(_arbiter: object, worker: Any) -> None:
+        socket_of(directory, worker.pid).unlink(missing_ok=True)
+
+    return {
+        "bind": f"{server.host}:{server.port}",
+        "workers": server.workers,
+        "worker_class": OrchestratorWorker,
+        "preload_app": True,
+        "graceful_timeout": int(server.grace) + 2 * LAST_WORDS_SECONDS,
+        "timeout": WORKER_SILENCE,
+        "backlog": 2048,
+        "loglevel": server.log_level,
+        "logger_class": PropagatingLogger,
+        "control_socket_disable": True,
+        "child_exit": forget_metrics,
+    }

@@ -1,0 +1,36 @@
+"""gunicorn's part: its worker process as ours, and its log in our one form."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gunicorn.arbiter import Arbiter
+from gunicorn.glogging import Logger
+from uvicorn_worker import UvicornWorker
+
+from orchestrator.server.serving import OrchestratorServer
+
+
+class OrchestratorWorker(UvicornWorker):  # type: ignore[misc]
+    """Its options are set in the master, before a worker exists."""
+
+    CONFIG_KWARGS: dict[str, Any] = {}  # noqa: RUF012  (the base class's own protocol)
+
+    async def _serve(self) -> None:
+        self.config.app = self.wsgi
+        server = OrchestratorServer(self.config, self.wsgi, self.wsgi.state.settings.server.grace)
+        self._install_sigquit_handler()
+        await server.serve(sockets=self.sockets)
+        if not server.started:
+            sys.exit(Arbiter.WORKER_BOOT_ERROR)
+
+
+class PropagatingLogger(Logger):  # type: ignore[misc]
+    """Without handlers of its own."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for logger in (self.error_log, self.access_log):
+            logger.handlers.clear()
+            logger.propagate = True

@@ -1,0 +1,142 @@
+"""``pd-orchestrator serve --workers``: a shared port, metrics of all, new settings without a lost request, an
+orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
+from tests.support.processes import ServerProcess, orchestrator_server
+
+ASK: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "a b c d"}],
+    "max_tokens": 12,
+    "stream": True,
+}
+
+
+@asynccontextmanager
+async def workers(tmp_path: Path, count: int, pace: float) -> AsyncIterator[tuple[ServerProcess, Tier, Path]]:
+    """The server, its decode engine, and its settings file."""
+    async with (
+        serving(Tier("r")) as render,
+        serving(Tier("p")) as prefill,
+        serving(Tier("d", pace)) as decode,
+    ):
+        config = tmp_path / "settings.toml"
+        config.write_text(
+            f'[members]\nrender = ["{render.url}"]\nprefill = ["{prefill.url}"]\ndecode = ["{decode.url}"]\n'
+            "[server]\ngrace = 20.0\n"
+        )
+        server = orchestrator_server("--config", config, "--workers", str(count), log_dir=tmp_path)
+        await asyncio.to_thread(server.start)
+        try:
+            yield server, decode, config
+        finally:
+            await asyncio.to_thread(server.stop)
+
+
+async def ask(server: ServerProcess) -> str:
+    """A new connection each time: the kernel picks the worker."""
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+        response = await client.post(CHAT, json=ASK)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+async def metrics(server: ServerProcess) -> str:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+        return (await client.get("/metrics")).text
+
+
+def children(pid: int) -> set[int]:
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
+    async with workers(tmp_path, 2, 0.0) as (server, _decode, _config):
+        pids = children(server.pid)
+        assert len(pids) == 2
+        for _ in range(12):
+            assert "[DONE]" in await ask(server)
+        text = await metrics(server)
+    counts = re.findall(r'pd_requests_total\{endpoint="chat",outcome="ok",worker="(\d+)"\} (\S+)', text)
+    assert {int(pid) for pid, _ in counts} <= pids
+    assert sum(float(count) for _, count in counts) == 12
+    idle = re.findall(r'pd_in_flight\{worker="(\d+)"\} 0\.0', text)
+    assert {int(pid) for pid in idle} == pids
+    assert len(re.findall(r"# TYPE pd_inter_token_seconds histogram", text)) == 1
+
+
+async def test_new_settings_are_taken_while_streams_go_on(tmp_path: Path) -> None:
+    async with workers(tmp_path, 2, 0.1) as (server, decode, config):
+        before = children(server.pid)
+        running = [asyncio.create_task(ask(server)) for _ in range(4)]
+        while len(decode.requests[GENERATE]) < 4:
+            await asyncio.sleep(0.01)
+        config.write_text(config.read_text() + "[limits]\nbody_bytes = 40\n")
+        os.kill(server.pid, signal.SIGHUP)
+        answers = await asyncio.gather(*running)
+        assert all(answer.count("t1") == 12 and "[DONE]" in answer for answer in answers)
+        while children(server.pid) & before or len(children(server.pid)) != 2:
+            await asyncio.sleep(0.02)
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+            while True:
+                try:
+                    refused = await client.post(CHAT, json=ASK)
+                    break
+                except httpx.TransportError:  # no worker has begun to listen
+                    await asyncio.sleep(0.05)
+        assert refused.status_code == 413
+
+
+async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+    async with workers(tmp_path, 2, 0.0) as (server, _decode, config):
+        before = children(server.pid)
+        config.write_text(config.read_text() + "[limits]\nno_such_key = 1\n")
+        os.kill(server.pid, signal.SIGHUP)
+        while "there is no such setting" not in server.log():
+            await asyncio.sleep(0.02)
+        while children(server.pid) & before or len(children(server.pid)) != 2:
+            await asyncio.sleep(0.02)
+        assert "[DONE]" in await ask(server)
+
+
+async def test_a_worker_that_dies_is_replaced_and_its_metrics_go(tmp_path: Path) -> None:
+    async with workers(tmp_path, 2, 0.0) as (server, _decode, _config):
+        before = children(server.pid)
+        victim = min(before)
+        os.kill(victim, signal.SIGKILL)
+        while victim in children(server.pid) or len(children(server.pid)) != 2:
+            await asyncio.sleep(0.02)
+        assert "[DONE]" in await ask(server)
+        assert f'worker="{victim}"' not in await metrics(server)
+
+
+async def test_the_end_waits_for_running_streams(tmp_path: Path) -> None:
+    async with workers(tmp_path, 2, 0.1) as (server, decode, _config):
+        running = [asyncio.create_task(ask(server)) for _ in range(4)]
+        while len(decode.requests[GENERATE]) < 4:
+            await asyncio.sleep(0.01)
+        pids = children(server.pid)
+        os.kill(server.pid, signal.SIGTERM)
+        answers = await asyncio.gather(*running)
+        assert all("[DONE]" in answer for answer in answers)
+        assert server.process is not None
+        assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert not any(alive(pid) for pid in pids)
+    assert "Traceback" not in server.log(100_000)

@@ -71,6 +71,18 @@ def memory(pid: int) -> Memory:
     return Memory(len(infos), sum(i.rss for i in infos) / 1e6, sum(i.uss for i in infos) / 1e6)
 
 
+def peak_resident(pid: int) -> float:
+    """The most that any one of a server's processes has held so far, in MB."""
+    peaks = []
+    for process in tree(pid):
+        with contextlib.suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peaks.append(
+                int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
+            )
+    return max(peaks)
+
+
 def median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2

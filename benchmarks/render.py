@@ -1,8 +1,10 @@
 """Render: requests a second, and CPU time a request, beside `vllm-rs render` and `vllm launch render`.
 
 All serve the Qwen3 tokenizer and get the same requests: chats of three lengths that no server has seen
-("cold"), and an agent conversation with tools that grows by one round a request. Trust CPU times more than
-rates on a machine that is shared. The last table says where a request's CPU time goes in ours.
+("cold"), and an agent conversation with tools that grows by one round a request. vLLM's Python server gets a
+sample of them, since it takes tens of times as long; ours runs once more with as many workers as there are
+cores. Trust CPU times more than rates on a machine that is shared. The last table says where a request's CPU
+time goes in ours.
 
 `vllm-rs` is the binary in the PyPI wheel `vllm`; it is fetched once (336 MB, of which 61 are kept).
 """
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,7 +31,7 @@ from unittest import mock
 import httpx
 import msgspec
 
-from benchmarks.measure import cpu_seconds, machine, median, memory, print_table, ratio
+from benchmarks.measure import cpu_seconds, machine, median, memory, peak_resident, print_table, ratio
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.validation import decode_object
 from render_tier.rendering.encoder import PromptEncoder
@@ -42,6 +45,7 @@ QWEN3 = Path(__file__).resolve().parent.parent / ".cache" / "models" / "qwen3"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "disagg-frontend"
 VLLM_RS = CACHE / "vllm-rs-0.33.0" / "vllm-rs"
 PATH = "/v1/chat/completions/render"
+OURS = "render-tier"
 CHARS_PER_TOKEN = 3.6
 LENGTHS = {"0.5k": 500, "9k": 9_000, "72k": 72_000}
 CONTEXT = 131_072
@@ -65,15 +69,17 @@ class Text:
 
     def __init__(self) -> None:
         library = Path(os.__file__).parent
-        sources = sorted(library.glob("*.py")) + sorted(library.glob("*/*.py"))
-        self._text = "".join(path.read_text(errors="replace") for path in sources[:400])
-        self._at = 0
+        sources = [*sorted(library.glob("*.py")), *sorted(library.glob("*/*.py"))]
+        # Tables of character sets take twice as many tokens as other text.
+        texts = (path.read_text(errors="replace") for path in sources if path.parent.name != "encodings")
+        self._text = "".join(islice(texts, 600))
+        self._at = self._rounds = 0
 
     def take(self, tokens: int) -> str:
         size = int(tokens * CHARS_PER_TOKEN)
         if self._at + size > len(self._text):
-            self._at = 0
-            self._text = self._text[::-1]
+            self._rounds += 1
+            self._at = self._rounds * 1009  # other stretches than in the round before
         self._at += size
         return self._text[self._at - size : self._at]
 
@@ -134,14 +140,18 @@ def _body(messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None
 
 @dataclass(frozen=True)
 class Result:
+    """``ids``: of each request by its place in the scenario, which a sample may leave gaps in."""
+
     requests: int
     seconds: float
     cpu: float
-    ids: list[tuple[int, ...]]
+    ids: dict[int, tuple[int, ...]]
 
 
-def run(server: ServerProcess, bodies: Sequence[bytes], concurrency: int) -> Result:
-    """Send them all; with one at a time they arrive in their order."""
+def run(server: ServerProcess, bodies: Sequence[bytes], concurrency: int, most: int | None = None) -> Result:
+    """Send them all, or about ``most`` of them; with one at a time they arrive in their order."""
+    step = 1 if most is None else max(len(bodies) // most, 1)
+    sent = dict(list(enumerate(bodies))[::step])
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     headers = {"content-type": "application/json"}
     with httpx.Client(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client:
@@ -151,29 +161,33 @@ def run(server: ServerProcess, bodies: Sequence[bytes], concurrency: int) -> Res
 
         before, start = cpu_seconds(server.pid), time.perf_counter()
         with ThreadPoolExecutor(concurrency) as pool:
-            replies = list(pool.map(send, bodies))
+            replies = list(pool.map(send, sent.values()))
         seconds, cpu = time.perf_counter() - start, cpu_seconds(server.pid) - before
     ids = [tuple(msgspec.json.decode(reply)["token_ids"]) for reply in replies]
-    return Result(len(bodies), seconds, cpu, ids)
+    return Result(len(sent), seconds, cpu, dict(zip(sent, ids, strict=True)))
 
 
 @dataclass(frozen=True)
 class Scenario:
+    """``sample``: requests for a server that takes tens of times as long."""
+
     name: str
     bodies: Sequence[bytes]
     concurrency: int
+    sample: int
 
 
 def scenarios(quick: bool) -> Iterator[Scenario]:
     text = Text()
-    counts = {"0.5k": 60, "9k": 20, "72k": 4} if quick else {"0.5k": 400, "9k": 100, "72k": 16}
+    counts = {"0.5k": 60, "9k": 20, "72k": 4} if quick else {"0.5k": 300, "9k": 80, "72k": 10}
     for name, tokens in LENGTHS.items():
         for concurrency in (1, 8):
             bodies = cold(text, tokens, counts[name])
-            yield Scenario(f"{name} cold, {concurrency} at a time", bodies, concurrency)
+            sample = {"0.5k": 40, "9k": 16, "72k": 4}[name]
+            yield Scenario(f"{name} cold, {concurrency} at a time", bodies, concurrency, sample)
     bodies = conversation(text, 20, 2_000 if quick else 4_800)
-    yield Scenario("conversation, turn 1", bodies[:1], 1)
-    yield Scenario("conversation, turns 2 to 20", bodies[1:], 1)
+    yield Scenario("conversation, turn 1", bodies[:1], 1, 1)
+    yield Scenario("conversation, turns 2 to 20", bodies[1:], 1, 6)
 
 
 def long_context(into: Path) -> Path:
@@ -187,11 +201,28 @@ def long_context(into: Path) -> Path:
     return into
 
 
-def servers(
-    arguments: argparse.Namespace, model: Path, logs: Path
-) -> Iterator[tuple[str, Callable[[], ServerProcess]]]:
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    make: Callable[[], ServerProcess]
+    sampled: bool = False
+    """Gets a sample of each scenario's requests."""
+    workers: int = 1
+
+    def takes(self, scenario: Scenario) -> bool:
+        """Workers make no difference to one request at a time."""
+        return self.workers == 1 or scenario.concurrency > 1
+
+
+def contestants(arguments: argparse.Namespace, model: Path, logs: Path) -> Iterator[Contestant]:
     common = ["--served-model-name", "qwen3", "--max-model-len", str(CONTEXT)]
-    yield "render-tier", lambda: render_tier_server(model, *common, *vllm.RENDER_OPTIONS, log_dir=logs)
+
+    def ours(*options: str) -> ServerProcess:
+        return render_tier_server(model, *common, *vllm.RENDER_OPTIONS, *options, log_dir=logs)
+
+    yield Contestant(OURS, ours)
+    cores = os.cpu_count() or 1
+    yield Contestant(f"{OURS}, {cores} workers", partial(ours, "--workers", str(cores)), workers=cores)
     if not arguments.no_rs:
         binary = fetch_vllm_rs()
         flags = [*common, "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"]
@@ -206,9 +237,17 @@ def servers(
                 env={"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"},
             )
 
-        yield "vllm-rs render", rust
+        yield Contestant("vllm-rs render", rust)
     if not arguments.no_vllm and os.environ.get("VLLM_ENV"):
-        yield "vllm launch render", lambda: vllm.render(model, "qwen3", log_dir=logs)
+        yield Contestant(
+            "vllm launch render", lambda: vllm.render(model, "qwen3", log_dir=logs), sampled=True
+        )
+
+
+def footprint(pid: int) -> list[str]:
+    held = memory(pid)
+    each = (held.resident / held.processes, held.unique / held.processes, peak_resident(pid))
+    return [str(held.processes), *(f"{value:.0f}" for value in each)]
 
 
 def await_fast_engine(server: ServerProcess) -> None:
@@ -273,27 +312,32 @@ def main() -> None:
     print(machine())
     todo = list(scenarios(arguments.quick))
     results: dict[str, dict[str, Result]] = {}
-    resident: dict[str, float] = {}
+    footprints: list[list[str]] = []
     with tempfile.TemporaryDirectory() as directory:
         model = long_context(Path(directory) / "qwen3")
-        for name, make in servers(arguments, model, Path(directory)):
-            with make() as server:
-                if name == "render-tier":
+        for each in contestants(arguments, model, Path(directory)):
+            with each.make() as server:
+                if each.name.startswith(OURS):
                     await_fast_engine(server)
                 run(server, cold(Text(), 300, 5), 1)
-                results[name] = {one.name: run(server, one.bodies, one.concurrency) for one in todo}
-                resident[name] = memory(server.pid).resident
+                results[each.name] = {
+                    one.name: run(server, one.bodies, one.concurrency, one.sample if each.sampled else None)
+                    for one in todo
+                    if each.takes(one)
+                }
+                footprints.append([each.name, *footprint(server.pid)])
         kinds = {one.name: one.bodies for one in todo if one.concurrency == 1}
         service = load(model)
         tables = {name: stages(service, bodies) for name, bodies in kinds.items() if "turn 1" not in name}
-    ours = results["render-tier"]
     rows = []
     for scenario in todo:
-        base = ours[scenario.name]
-        tokens = sum(map(len, base.ids)) // len(base.ids)
+        base = results[OURS][scenario.name]
+        tokens = sum(map(len, base.ids.values())) // len(base.ids)
         for name, by_scenario in results.items():
-            found = by_scenario[scenario.name]
-            same = "equal" if found.ids == base.ids else "DIFFERENT"
+            found = by_scenario.get(scenario.name)
+            if found is None:
+                continue
+            same = all(ids == base.ids[place] for place, ids in found.ids.items())
             cpu = found.cpu / found.requests * 1e3
             rows.append(
                 [
@@ -303,14 +347,13 @@ def main() -> None:
                     f"{found.requests / found.seconds:.1f}",
                     f"{cpu:.2f}",
                     ratio(cpu, base.cpu / base.requests * 1e3),
-                    same,
+                    "equal" if same else "DIFFERENT",
                 ]
             )
     header = ["requests", "tokens (mean)", "server", "req/s", "CPU ms a request", "ratio", "IDs"]
     print_table("Render of chats", header, rows)
-    print_table(
-        "Memory afterwards", ["server", "resident MB"], [[name, f"{mb:.0f}"] for name, mb in resident.items()]
-    )
+    header = ["server", "processes", "resident MB a process", "unique MB a process", "peak MB of a process"]
+    print_table("Memory afterwards", header, footprints)
     steps = list(next(iter(tables.values())))
     print_table(
         "Where the CPU time of a request goes in ours, ms (HTTP not counted)",

@@ -131,8 +131,10 @@ class ToolFormat:
     ``none_drops``: with tool_choice "none", vLLM removes the text of a call that the model wrote all the
     same. ``bare_json``: with tool_choice "required" or a named function the model is held to JSON
     (`formats.guided`) instead of this format. ``bare_list``: the same, but the JSON is a list of this
-    format's own calls, without the marker in front of them. ``initial``: where the answer starts, after
-    reasoning or without.
+    format's own calls, without the marker in front of them. ``call_id_length``: how many letters and digits
+    the IDs of calls have that the model reads in a history; None: any. ``numbers_calls``: the
+    model writes IDs ``functions.NAME:N``, where N counts the calls of the whole conversation. ``initial``:
+    where the answer starts, after reasoning or without.
     """
 
     name: str
@@ -144,5 +146,7 @@ class ToolFormat:
     none_drops: bool = False
     bare_json: bool = False
     bare_list: bool = False
+    call_id_length: int | None = None
+    numbers_calls: bool = False
     initial: str = CONTENT
     keeps_special_tokens: bool = True

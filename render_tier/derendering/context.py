@@ -47,7 +47,9 @@ class Context:
 
     ``hides_reasoning``: reasoning is neither shown nor given as IDs or logprobs. ``counts_reasoning``: a
     reasoning parser is at work. ``forced``: tool_choice is "required" or names a function (``named``).
-    ``drops_calls``: calls are recognised and left out. ``one_call``: parallel_tool_calls is false.
+    ``drops_calls``: calls are recognised and left out. ``call_id_length``: as `ToolFormat.call_id_length`.
+    ``calls_before``: calls in the history, where IDs count them (`ToolFormat.numbers_calls`).
+    ``one_call``: parallel_tool_calls is false.
     ``answer``: what the answer repeats of a request that is none of chat. ``size``: bytes of the request,
     which bound what is held on to.
     """
@@ -67,6 +69,8 @@ class Context:
     forced: bool = False
     one_call: bool = False
     drops_calls: bool = False
+    call_id_length: int | None = None
+    calls_before: int | None = None
     ignores_eos: bool = False
     answer: object = None
     size: int = 0
@@ -89,7 +93,7 @@ class ContextResolver:
         self._no_tools = Grammar(self._reasoning, without_calls, vocabulary)
         self._with_tools = Grammar(self._reasoning, self._tool, vocabulary) if self._tool else self._no_tools
         self._required = self._with_tools
-        if self._tool is not None and self._tool.bare_json:
+        if self._tool is not None and (self._tool.bare_json or self._tool.bare_list):
             guided = answer_format(self._tool, required=True, function=None)
             self._required = Grammar(self._reasoning, guided, vocabulary)
         self._seed = f"{model.fingerprint}\0{settings.reasoning_parser}\0{settings.tool_parser}\0".encode()
@@ -223,17 +227,25 @@ class ContextResolver:
             forced=named or choice == "required",
             one_call=request.parallel_tool_calls is False,
             drops_calls=drops,
+            call_id_length=self._tool.call_id_length if self._tool is not None else None,
+            calls_before=self._calls_before(request),
             ignores_eos=request.ignore_eos,
         )
 
     def _grammar(self, choice: object, function: str | None) -> Grammar:
         """The grammar of an answer with tools. One for a named function is made for its request."""
-        if self._tool is None or not self._tool.bare_json:
+        if self._tool is None or not (self._tool.bare_json or self._tool.bare_list):
             return self._with_tools
-        if function is not None:
+        if function is not None and self._tool.bare_json:
             guided = answer_format(self._tool, required=False, function=function)
             return Grammar(self._reasoning, guided, self._model.vocabulary)
-        return self._required if choice == "required" else self._with_tools
+        return self._required if function is not None or choice == "required" else self._with_tools
+
+    def _calls_before(self, request: ChatCompletionRequest) -> int | None:
+        if self._tool is None or not self._tool.numbers_calls:
+            return None
+        turns = [turn for turn in request.messages if turn.get("role") == "assistant"]
+        return sum(len(turn.get("tool_calls") or ()) for turn in turns)
 
     def _prompt_state(self, request: ChatCompletionRequest, prompt_ids: list[int] | None) -> bool | None:
         if self._reasoning is None:

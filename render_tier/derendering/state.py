@@ -188,6 +188,10 @@ def refused_version(version: int) -> BadRequest:
     return _refused(f"version {version} is not known here")
 
 
+def refused_incomplete() -> BadRequest:
+    return _refused("v and s belong together")
+
+
 def _tag(payload: bytes, key: bytes) -> bytes:
     return hashlib.blake2b(payload, key=key, digest_size=_TAG_SIZE, person=b"stream-state").digest()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from render_tier.derendering.anthropic import (
     BlockWriter,
@@ -30,7 +30,14 @@ from render_tier.derendering.pieces import content, logprobs, missing, needs_req
 from render_tier.derendering.responses import chunk_events
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.settings import DerenderSettings
-from render_tier.derendering.state import VERSION, StateCodec, Stream, refused_version, request_digest
+from render_tier.derendering.state import (
+    VERSION,
+    StateCodec,
+    Stream,
+    refused_incomplete,
+    refused_version,
+    request_digest,
+)
 from render_tier.derendering.stream_cache import StreamCache
 from render_tier.derendering.usage import usage
 from render_tier.protocol.anthropic_answers import MessageDelta, MessageEvent, MessageStop
@@ -192,10 +199,12 @@ class Streams:
             )
         try:
             ours = _state_decoder.decode(data)
-            if ours.s is None:
+            if ours.v is UNSET and ours.s is UNSET:
                 return _peer_decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise misshapen([{"type": "value_error", "loc": ("stream_state",), "msg": str(error)}]) from None
+        if ours.v is UNSET or ours.s is UNSET:
+            raise refused_incomplete()
         if ours.v != VERSION:
             raise refused_version(ours.v)
         return ours.s

@@ -132,11 +132,11 @@ class StreamStart(msgspec.Struct, gc=False):
 
 
 class StreamState(msgspec.Struct, kw_only=True):
-    """``stream_state`` on the wire, where ``s`` is opaque (`derendering.state`); without ``s`` it is
+    """``stream_state`` on the wire, where ``s`` is opaque (`derendering.state`); with neither field it is
     vLLM's."""
 
-    v: int = 0
-    s: str | None = None
+    v: int | msgspec.UnsetType = msgspec.UNSET
+    s: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class PeerStreamState(msgspec.Struct, kw_only=True):

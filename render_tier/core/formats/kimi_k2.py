@@ -30,6 +30,7 @@ KIMI_K2_REASONING = ReasoningFormat(
 
 KIMI_K2 = ToolFormat(
     name="kimi_k2",
+    numbers_calls=True,
     states={
         CONTENT: State(text=Region.CONTENT, on={_SECTION: "section"}),
         "section": State(on=_MARKERS),

@@ -55,4 +55,5 @@ MISTRAL = ToolFormat(
     blanks="trim",
     none_drops=True,
     bare_list=True,
+    call_id_length=9,
 )

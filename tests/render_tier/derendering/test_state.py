@@ -129,7 +129,23 @@ def test_a_damaged_state_is_refused(client: Make, where: int, flip: int, cut: bo
         {"v": 1, "s": "!"},
         {"v": 1, "s": "é"},
         {"v": 1, "s": 5},
+        {"v": 1},
+        {"v": 1, "s": None},
+        {"v": 1, "output_token_ids": [1], "output_chunk_lens": [1]},
+        {"v": 1, "s": ""},
+        {"v": 1, "s": " "},
+        {"v": 1, "s": ["AAAA"]},
+        {"v": 1, "s": {"s": "AAAA"}},
+        {"v": 1, "s": True},
+        {"v": 1, "s": "\ud800"},
+        {"v": None, "s": "AAAA"},
+        {"v": "1", "s": "AAAA"},
+        {"v": 1.5, "s": "AAAA"},
+        {"v": -1, "s": "AAAA"},
+        {"v": 1 << 70, "s": "AAAA"},
         {"s": "AAAA"},
+        {"s": None},
+        False,
         [],
         "x",
         7,
@@ -149,6 +165,25 @@ def test_what_is_no_state_is_refused(client: Make, state: Any) -> None:
     with pytest.raises(ApiError) as refused:
         client().chunk([1], state)
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "state",
+    [b'{"v":1,"s":"\xff"}', b'{"prev_tokens":["\xff"]}', b'{"\xff":1}', b'{"v":1,"s":"AAAA"', b"[" * 5000],
+)
+def test_bytes_that_are_no_json_are_refused(client: Make, state: bytes) -> None:
+    who = client()
+    body = json.dumps({"stream": True, "generate_chunk": {"request_id": "x", "choices": []}}).encode()
+    with pytest.raises(ApiError) as refused:
+        who.derenderer.chat(body[:-1] + b',"stream_state":' + state + b"}")
+    assert refused.value.status == 400
+
+
+def test_what_a_state_has_besides_is_ignored(client: Make) -> None:
+    who = client()
+    state = who.chunk([1])["stream_state"]
+    more = {**state, "output_token_ids": [1], "output_chunk_lens": [9], "x": None}
+    assert who.chunk([1], more) == who.chunk([1], state)
 
 
 def test_an_oversized_state_is_refused(client: Make) -> None:

@@ -239,7 +239,7 @@ class ItemWriter:
         if progress.open is Kind.REASONING:
             return ReasoningItem(identifier, status, [ReasoningText(text)])
         if progress.open is Kind.CUSTOM:
-            return CustomCallItem(identifier, status, progress.call_id, progress.name, text)
+            return CustomCallItem(identifier, progress.call_id, progress.name, text)
         name, namespace = self._names()
         return FunctionCallItem(
             identifier, status, progress.call_id, name, text, UNSET if namespace is None else namespace

@@ -58,7 +58,6 @@ class FunctionCallItem(Typed, tag="function_call"):
 
 class CustomCallItem(Typed, tag="custom_tool_call"):
     id: str
-    status: str
     call_id: str
     name: str
     input: str | None

@@ -52,8 +52,8 @@ def blocking_calls() -> Iterator[BlockBuster]:
 
 def _model_directory(name: str) -> Path:
     directory = MODELS / name
-    if not (directory / "tokenizer.json").is_file():
-        pytest.fail(f"{directory} has no tokenizer.json: run `make models`", pytrace=False)
+    if not (directory / ".complete.json").is_file():
+        pytest.fail(f"{directory} is not complete: run `make models`", pytrace=False)
     return directory
 
 

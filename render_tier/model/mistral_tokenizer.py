@@ -73,7 +73,7 @@ class MistralTokenizer:
 
     @property
     def is_tekken(self) -> bool:
-        return hasattr(self._tokenizer, "num_special_tokens")
+        return hasattr(self._tokenizer, "id_to_byte_piece")
 
     def vocabulary(self) -> Vocabulary:
         """What each ID spells, for derender."""

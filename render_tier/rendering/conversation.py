@@ -189,7 +189,7 @@ def _add_tool_calls(
             raise invalid(
                 "chat completions only support assistant tool_calls of type 'function'.", "tool_calls"
             )
-        arguments, fault = _parse_arguments(function.get("arguments"))
+        arguments, fault = parse_arguments(function.get("arguments"))
         if fault:
             where = f"messages.{index}.tool_calls.{position}.function.arguments"
             if strict:
@@ -213,7 +213,7 @@ def _add_tool_calls(
     converted.update(later)
 
 
-def _parse_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
+def parse_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
     """The arguments as an object, and what was wrong with them if they are not one."""
     if not arguments:
         return {}, None

@@ -18,6 +18,7 @@ from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import with_tool_choice
+from render_tier.rendering.conversation import parse_arguments
 from render_tier.rendering.mistral_grammar import MistralGrammar
 from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools, refuse_media
 from render_tier.rendering.structural_tags import Json
@@ -38,8 +39,15 @@ class MistralChat:
     cuts_to_fit = True
 
     def __init__(
-        self, model: str, tokenizer: MistralTokenizer, vocabulary: Vocabulary, parsers: Parsers
+        self,
+        model: str,
+        tokenizer: MistralTokenizer,
+        vocabulary: Vocabulary,
+        parsers: Parsers,
+        *,
+        strict_history: bool,
     ) -> None:
+        """``strict_history``: refuse malformed arguments in the history instead of reading them as {}."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest as LibraryRequest
 
         self._request_type = LibraryRequest
@@ -47,6 +55,7 @@ class MistralChat:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._parsers = parsers
+        self._strict_history = strict_history
         self._holds = parsers.tools is not None and parsers.tools.name == TOOL_PARSER
         has_grammar = self._holds and MistralGrammar.exists(tokenizer)
         self._grammar = MistralGrammar(tokenizer) if has_grammar else None
@@ -59,7 +68,7 @@ class MistralChat:
     def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
         _check_final_message(request)
         warnings: list[str] = []
-        messages = [_with_short_ids(place, said, warnings) for place, said in enumerate(request.messages)]
+        messages = [self._read(place, said, warnings) for place, said in enumerate(request.messages)]
         options = {"reasoning_effort": kwargs.get("reasoning_effort")}
         try:
             chat = self._request_type.from_openai(
@@ -70,10 +79,15 @@ class MistralChat:
             )
             return NativePrompt(self._tokenizer.chat(chat), warnings)
         except Exception as error:
-            # Exceptions of the library's own, assertions, and whatever odd messages run into: all are the
-            # conversation's fault, and what is not shows in the log.
-            log.info("mistral_chat_refused", error=type(error).__name__, reason=str(error)[:200])
-            raise BadRequest(str(error)) from None
+            from mistral_common.exceptions import MistralCommonException
+
+            # Exceptions of the library's own, assertions, and whatever odd messages run into: all are taken
+            # for the conversation's fault; those of unknown kinds are logged.
+            if isinstance(error, MistralCommonException | ValueError | AssertionError):
+                raise BadRequest(str(error)) from None
+            kind = type(error).__name__
+            log.warning("mistral_chat_failed", error=kind, reason=str(error)[:200])
+            raise BadRequest(f"mistral-common cannot read the conversation: {kind} {error}") from None
 
     def rules(
         self, request: ChatCompletionRequest, constraint: Json | None, prompt_ids: PromptIds
@@ -93,6 +107,31 @@ class MistralChat:
             keeps_special_tokens=keeps,
             reasoning_ended=self._reasoning_ended(request, prompt_ids),
         )
+
+    def _read(self, place: int, message: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+        """A copy of the message whose IDs of calls are no longer than the model's own and whose arguments
+        are objects."""
+        message, where = dict(message), f"messages.{place}"
+        if message["role"] == "assistant":
+            message["tool_calls"] = [
+                self._read_call(call, f"{where}.tool_calls.{index}", warnings)
+                for index, call in enumerate(message.get("tool_calls") or ())
+            ]
+        elif message["role"] in ("tool", "tool_results") and "tool_call_id" in message:
+            message["tool_call_id"] = _short(message["tool_call_id"], f"{where}.tool_call_id", warnings)
+        return message
+
+    def _read_call(self, call: dict[str, Any], where: str, warnings: list[str]) -> dict[str, Any]:
+        call = {**call, "id": _short(call.get("id"), f"{where}.id", warnings)}
+        function = call.get("function")
+        if isinstance(function, dict):
+            arguments, fault = parse_arguments(function.get("arguments"))
+            if fault and self._strict_history:
+                raise invalid(f"{where}.function.arguments: {fault}", "messages")
+            if fault:
+                warnings.append(f"{where}.function.arguments: {fault}; read as an empty object")
+            call["function"] = {**function, "arguments": arguments}
+        return call
 
     def _reasoning_ended(self, request: ChatCompletionRequest, prompt_ids: PromptIds) -> bool | None:
         if not request.include_reasoning:
@@ -120,22 +159,8 @@ def _check_final_message(request: ChatTemplateFields) -> None:
         )
 
 
-def _with_short_ids(place: int, message: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
-    """A copy of the message whose IDs of calls are no longer than the model's own."""
-    message = dict(message)
-
-    def short(identifier: Any, where: str) -> Any:
-        if not isinstance(identifier, str) or len(identifier) <= CALL_ID_LENGTH:
-            return identifier
-        warnings.append(f"messages.{place}.{where}: cut to its last {CALL_ID_LENGTH} characters")
-        return identifier[-CALL_ID_LENGTH:]
-
-    if message["role"] == "assistant":
-        calls = message.get("tool_calls") or []
-        message["tool_calls"] = [
-            {**call, "id": short(call.get("id"), f"tool_calls.{index}.id")}
-            for index, call in enumerate(calls)
-        ]
-    elif message["role"] in ("tool", "tool_results") and "tool_call_id" in message:
-        message["tool_call_id"] = short(message["tool_call_id"], "tool_call_id")
-    return message
+def _short(identifier: Any, where: str, warnings: list[str]) -> Any:
+    if not isinstance(identifier, str) or len(identifier) <= CALL_ID_LENGTH:
+        return identifier
+    warnings.append(f"{where}: cut to its last {CALL_ID_LENGTH} characters")
+    return identifier[-CALL_ID_LENGTH:]

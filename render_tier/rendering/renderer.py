@@ -137,7 +137,8 @@ class Renderer:
         assets, name = self._assets, self._assets.served_names[0]
         parsers = Parsers(self._reasoning, self._tools, self._settings.tool_strict_level)
         if assets.mistral is not None:
-            return MistralChat(name, assets.mistral, assets.vocabulary, parsers)
+            strict = self._settings.strict_history
+            return MistralChat(name, assets.mistral, assets.vocabulary, parsers, strict_history=strict)
         if assets.config.get("model_type") == HARMONY_MODEL_TYPE:
             return HarmonyChat(name, parsers, start_date=self._settings.system_start_date)
         return None
@@ -233,10 +234,7 @@ class Renderer:
 
     def _render(self, request: ChatCompletionRequest, name: str, asked_field: str) -> Rendered:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
-        if self._native is not None:
-            self._native.check(request)
-        else:
-            self._check_trust(request)
+        self._check_prompt_fields(request)
         _refuse_media_options(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if self._native is None or self._native.cuts_to_fit:
@@ -271,7 +269,7 @@ class Renderer:
         chat = as_chat(request, merge_inline_system=self._merges_inline_system)
         self._check_model(chat.model)
         self._check_tool_choice(chat)
-        self._check_trust(chat)
+        self._check_prompt_fields(chat)
         return len(self._prompt(chat, self._template_kwargs(chat), reserve_output=False)[0].ids)
 
     def completions(
@@ -352,6 +350,12 @@ class Renderer:
         named = request.forced_function
         described = f'"{choice}"' if named is None else f'function "{named[:100]}"'
         raise BadRequest(f"tool_choice={described} requires --tool-call-parser to be set")
+
+    def _check_prompt_fields(self, request: ChatCompletionRequest) -> None:
+        if self._native is not None:
+            self._native.check(request)
+        else:
+            self._check_trust(request)
 
     def _check_trust(self, request: ChatTemplateFields) -> None:
         brings_template = request.chat_template is not None or (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from uvicorn_worker import UvicornWorker
 
 from render_tier.server.app import RenderApp, create_app
 from render_tier.server.service import Service
+from render_tier.server.sessions import TELL_SECONDS
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
@@ -139,7 +141,10 @@ def _serve_many(settings: Settings) -> int:
         "workers": settings.workers,
         "worker_class": RenderWorker,
         "preload_app": True,
-        "graceful_timeout": settings.shutdown_timeout,
+        # Sessions move first, then requests in progress get their time; nobody is killed in between.
+        "graceful_timeout": math.ceil(TELL_SECONDS + settings.session_drain_seconds)
+        + settings.shutdown_timeout
+        + 1,
         "timeout": WORKER_SILENCE,
         "loglevel": settings.log_level,
         "logger_class": "render_tier.server.gunicorn_logs.PropagatingLogger",

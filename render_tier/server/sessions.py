@@ -31,6 +31,8 @@ GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1007
 TRY_LATER: Final = 1013
 INTERNAL: Final = 1011
+TELL_SECONDS: Final = 1.0
+"""How long clients get to take the message that they must move."""
 SHORT_BYTES: Final = 512
 """A message of a few tokens: dividing it takes longer than it does."""
 
@@ -71,13 +73,15 @@ class Sessions:
 
     async def drain(self) -> None:
         """Tell every client that it must move, and wait until all have, or until the time for it is over."""
-        for session, tell in list(self._open.items()):
+        for session in self._open:
             session.moving = True
-            try:
-                async with asyncio.timeout(1.0):
-                    await tell()
-            except OSError:  # a time-out is one
-                continue  # gone, or not reading; it sees the connection close
+        # Who is gone or does not read cannot be told, and sees the connection close.
+        telling = [asyncio.ensure_future(tell()) for tell in self._open.values()]
+        if telling:
+            await asyncio.wait(telling, timeout=TELL_SECONDS)
+            for told in telling:
+                told.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
         try:
             async with asyncio.timeout(self._settings.session_drain_seconds):
                 while any(len(session) for session in self._open):

@@ -151,6 +151,9 @@ class PolicySettings(Section):
     render_attempts: Count = 2
     prefill_attempts: Count = 2
     decode_attempts: Count = 2
+    retry_lone_decode: bool = False
+    """Whether a decode engine that answers 5xx is asked again, after a fresh prefill, when there is no
+    other."""
     derender_attempts: Count = 2
     continuations: Annotated[int, Field(ge=0)] = 0
     """How often a stream whose decode fails after visible output may go on elsewhere: prompt and output so
@@ -172,7 +175,9 @@ class PolicySettings(Section):
 
 
 class Limits(Section):
-    body_bytes: Count = 64 * 2**20
+    body_bytes: Count = 24 * 2**20
+    """Of a client's request. Derender gets it once more together with the prompt's IDs and output, so this
+    stays below the render tier's own bound (``max_body_bytes``, 32 MiB)."""
     reply_bytes: Count = 256 * 2**20
     event_bytes: Count = 64 * 2**20
     """One server-sent event, or one JSON reply, of a decode engine."""

@@ -12,7 +12,16 @@ from typing import Literal
 
 import msgspec
 
-from render_tier.protocol.errors import STATUS_TYPES, ApiError, ErrorInfo
+from render_tier.protocol.errors import (
+    STATUS_TYPES,
+    ApiError,
+    BadGateway,
+    BadRequest,
+    ErrorInfo,
+    GatewayTimeout,
+    Unavailable,
+    read_error,
+)
 
 HopName = Literal["render", "prefill", "decode", "derender"]
 
@@ -27,6 +36,8 @@ class HopError(ApiError):
 
     retry_safe = False
     member_fault = True
+    answered = False
+    """The member has answered with a status, which says so."""
 
     def __init__(
         self,
@@ -52,11 +63,9 @@ class HopError(ApiError):
         return isinstance(self, Refused)
 
 
-class Unreachable(HopError):
+class Unreachable(HopError, Unavailable):
     """No connection, or it broke before an answer was complete."""
 
-    status = 503
-    type = "ServiceUnavailableError"
     retry_safe = True
 
 
@@ -64,51 +73,36 @@ class Absent(Unreachable):
     """No connection could be made: nobody is there."""
 
 
-class Overloaded(HopError):
+class Overloaded(HopError, Unavailable):
     """The member said 429 or 503."""
 
-    status = 503
-    type = "ServiceUnavailableError"
     retry_safe = True
     member_fault = False
 
 
-class Failed(HopError):
+class Failed(HopError, BadGateway):
     """The member answered 5xx, or reported an error inside its stream."""
 
-    status = 502
-    type = "BadGatewayError"
 
-
-class Garbled(HopError):
+class Garbled(HopError, BadGateway):
     """The member's answer is not what the protocol says."""
 
-    status = 502
-    type = "BadGatewayError"
     retry_safe = True
 
 
-class TimedOut(HopError):
+class TimedOut(HopError, GatewayTimeout):
     """The hop did not answer in the time it has."""
 
-    status = 504
-    type = "GatewayTimeoutError"
 
-
-class Refused(HopError):
+class Refused(HopError, BadRequest):
     """The member said that the request is wrong (4xx): passed on in kind, never retried."""
 
-    status = 400
-    type = "BadRequestError"
     member_fault = False
 
 
-class Misconfigured(HopError):
+class Misconfigured(HopError, BadGateway):
     """The member refuses what only we write: it is not the kind of engine that it is configured as, or of
     another version."""
-
-    status = 502
-    type = "BadGatewayError"
 
 
 class NotOffered(HopError):
@@ -117,23 +111,10 @@ class NotOffered(HopError):
     member_fault = False
 
 
-class NoMembers(HopError):
+class NoMembers(HopError, Unavailable):
     """The role has no members, or all of them are dead."""
 
-    status = 503
-    type = "ServiceUnavailableError"
     member_fault = False
-
-
-class _Info(msgspec.Struct):
-    message: str = ""
-    type: str = ""
-    param: str | None = None
-
-
-class _Body(msgspec.Struct):
-    error: _Info | str = ""
-    detail: object = None
 
 
 OUR_FAULT = frozenset({401, 403, 405, 407, 408, 411, 415, 426, 431})
@@ -149,7 +130,7 @@ OWN_WORDS = ("kv_transfer_params", "ec_transfer_params", "do_remote_prefill", "d
 """In an engine's message, where it names no param."""
 
 
-def _is_about_ours(hop: HopName, error: _Info) -> bool:
+def _is_about_ours(hop: HopName, error: ErrorInfo) -> bool:
     if hop not in ("prefill", "decode"):
         return False
     if error.param is not None:
@@ -159,13 +140,19 @@ def _is_about_ours(hop: HopName, error: _Info) -> bool:
 
 def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> HopError:
     """The error that a non-200 answer is."""
+    error = _error_of(hop, member, status, body)
+    error.answered = True
+    return error
+
+
+def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
     detail = body[:2000].decode("utf-8", "replace")
     if status in (429, 503):
         return Overloaded(hop, f"the {hop} tier is overloaded", status=status,
                           type="RateLimitError" if status == 429 else None,
                           detail=detail, member=member)  # fmt: skip
     if 400 <= status < 500 and status not in OUR_FAULT:
-        info = _read_error(body)
+        info = read_error(body)
         if info is not None and _is_about_ours(hop, info):
             # Another prefill engine may be what this one is not; another decode would cost another prefill.
             return Misconfigured(hop, f"the {hop} tier is not configured properly",
@@ -185,11 +172,3 @@ def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> Ho
 def error_from_body(hop: HopName, member: str, error: ErrorInfo) -> HopError:
     """The error of a stream in a session; its code is a status."""
     return error_from_answer(hop, member, error.code, msgspec.json.encode({"error": error}))
-
-
-def _read_error(body: bytes) -> _Info | None:
-    try:
-        error = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return error if isinstance(error, _Info) and error.message else None

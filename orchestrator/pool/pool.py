@@ -74,6 +74,10 @@ class Pool:
         """A leg would find a member."""
         return bool(self._members) if self._asks_the_dead else self.well > 0
 
+    def elsewhere(self, tried: Collection[str]) -> bool:
+        """Some member that is alive is none of the ``tried``."""
+        return any(member.alive and member.url not in tried for member in self.members)
+
     def choose(
         self,
         tried: Collection[str] = (),

@@ -19,7 +19,7 @@ from orchestrator.core.admission import Gate, QueueFull, Ticket
 from orchestrator.pool.pool import Pool
 from orchestrator.server.integrity import Integrity
 from orchestrator.settings import Admission as AdmissionSettings
-from render_tier.protocol.errors import ApiError
+from render_tier.protocol.errors import ApiError, Unavailable
 
 GateName = Literal["requests", "render", "prefill", "decode"]
 
@@ -32,11 +32,8 @@ class Who:
     priority: int
 
 
-class Busy(ApiError):
+class Busy(Unavailable):
     """No place, and no more room to wait for one."""
-
-    status = 503
-    type = "ServiceUnavailableError"
 
 
 class Place:

@@ -69,10 +69,19 @@ class DecodeLeg(Leg):
             # nothing may be on its way through derender.
             await run.pump.drained()
         event = run.machine.after_decode_failure(
-            retry_safe=error.retry_safe and services.decode_pool.available,
+            retry_safe=error.retry_safe and services.decode_pool.available and self._may_prefill_again(error),
             continuable=continuable,
         )
         run.post(event, error)
+
+    def _may_prefill_again(self, error: HopError) -> bool:
+        """A fresh prefill is not spent on an engine that has just said that it fails."""
+        return (
+            not self.run.machine.uses_prefill
+            or not error.answered
+            or self.services.settings.policy.retry_lone_decode
+            or self.services.decode_pool.elsewhere(self.run.tried)
+        )
 
     def _continuable(self, error: HopError) -> bool:
         """Whether another engine could go on where this one failed."""

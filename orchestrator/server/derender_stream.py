@@ -298,7 +298,7 @@ class DerenderStream:
 
         async def call(url: str) -> Derendered:
             return await services.derender_client.chunk(
-                url, self._context, self._saved, chunk, exchange.render_headers, budget
+                url, self._context, self._saved, chunk, exchange.derender_headers(budget), budget
             )
 
         return await on_render_members(services, "derender", services.settings.policy.derender_attempts, call)

@@ -37,7 +37,7 @@ from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.whole import WholeAnswer
-from render_tier.protocol.errors import ApiError, BadRequest, Unavailable
+from render_tier.protocol.errors import ApiError, BadRequest, GatewayTimeout, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -103,6 +103,9 @@ class Exchange:
         """For a leg that starts now and may take ``limit`` seconds, or what is left of the request."""
         return {**self._forwarded, TIMEOUT_HEADER: f"{self.budget(limit or inf):.3f}"}
 
+    def derender_headers(self, budget: float) -> dict[str, str]:
+        return {**self.render_headers, TIMEOUT_HEADER: f"{budget:.3f}"}
+
     def cleanup_headers(self) -> dict[str, str]:
         """For a leg that cleans up, whose time does not depend on the request's."""
         return {**self._forwarded, TIMEOUT_HEADER: f"{self.services.settings.timeouts.cleanup:.3f}"}
@@ -124,9 +127,7 @@ class Exchange:
         self._post_all(Event.DEADLINE, Unavailable("the server is shutting down"))
 
     def _time_is_over(self) -> None:
-        self._post_all(
-            Event.DEADLINE, ApiError("the request took too long", status=504, type="GatewayTimeoutError")
-        )
+        self._post_all(Event.DEADLINE, GatewayTimeout("the request took too long"))
 
     def _post_all(self, event: Event, error: ApiError | None = None) -> None:
         for run in list(self.runs):
@@ -368,7 +369,7 @@ class Exchange:
 
         async def call(url: str) -> tuple[bytes, Usage]:
             body = await services.derender_client.whole(
-                url, self.endpoint, request, self.render_headers, budget
+                url, self.endpoint, request, self.derender_headers(budget), budget
             )
             return whole.read(body, self._cached_tokens)
 

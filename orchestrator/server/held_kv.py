@@ -1,5 +1,5 @@
-"""The KV that a prefill engine holds for one run: its params, used at most once, and our own deadline for
-them, which is shorter than the engine's lease."""
+"""The KV that a prefill engine holds for one run: whether its params may be used, at most once, and our own
+deadline for them, which is shorter than the engine's lease."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.core.kv_params import lease_seconds
+from orchestrator.core.kv_params import lease_seconds, unusable
+from orchestrator.core.legs import RenderedPrompt
+from orchestrator.hops.prefill import Prefilled
 from orchestrator.server.services import Services
 
 
@@ -29,7 +31,7 @@ class HeldKv:
         self._params = params
         self.held = True
         self._services.integrity.leases += 1
-        seconds = seconds_left(self._services, params)
+        seconds = _seconds_left(self._services, params)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
 
     def take_params(self) -> dict[str, Any] | None:
@@ -52,7 +54,19 @@ class HeldKv:
         return held
 
 
-def seconds_left(services: Services, params: dict[str, Any]) -> float:
+def why_useless(services: Services, answer: Prefilled, prompt: RenderedPrompt, leg_id: str) -> str | None:
+    """Why nothing of a prefill's answer may reach a decode engine, or None. To be asked once: it claims the
+    params."""
+    problem = unusable(answer.finish_reason, answer.kv_params, len(prompt.token_ids), leg_id)
+    if problem is None and answer.kv_params is not None:
+        if _seconds_left(services, answer.kv_params) <= 0:
+            return "the lease had ended when the params arrived"
+        if not services.used_params.claim(answer.kv_params):
+            return "these params have been used before"
+    return problem
+
+
+def _seconds_left(services: Services, params: dict[str, Any]) -> float:
     """How long the params of a prefill that has just answered may be used."""
     lease = services.settings.lease
     return lease_seconds(params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction)

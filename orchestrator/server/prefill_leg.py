@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from orchestrator.core import legs
-from orchestrator.core.kv_params import unusable
 from orchestrator.hops.errors import Failed, HopError, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Place
-from orchestrator.server.held_kv import seconds_left
+from orchestrator.server.held_kv import why_useless
+from orchestrator.server.late_prefill import LatePrefill
 from orchestrator.server.leg import Leg
 
 if TYPE_CHECKING:
@@ -27,20 +28,11 @@ class PrefillLeg(Leg):
         self._place = place
 
     async def carry_out(self) -> None:
-        run, services, timing = self.run, self.services, self.run.exchange.timing
-        timing.mark("prefill_started", perf_counter())
-        request = legs.prefill_leg(self._prompt, self.leg_id, run.placement)
-        limit = services.settings.timeouts.prefill
+        run, services = self.run, self.services
+        run.exchange.timing.mark("prefill_started", perf_counter())
         try:
             with self.member.busy():
-                answer = await services.prefill_client.prefill(
-                    self.member.url,
-                    request,
-                    run.exchange.engine_headers(limit),
-                    # Not what is left of the request: an answer that comes while the leg is being aborted
-                    # is still of interest.
-                    limit,
-                )
+                answer = await self._answer()
         except HopError as error:
             self._failed(error)
             return
@@ -48,34 +40,50 @@ class PrefillLeg(Leg):
             if self._place is not None:
                 self._place.leave()
         services.prefill_pool.succeeded(self.member)
-        problem = self._problem(answer)
+        problem = why_useless(services, answer, self._prompt, self.leg_id)
         if problem is None:
             self._succeeded(answer)
         else:
             self._useless(problem)
 
+    async def _answer(self) -> Prefilled:
+        """Raises ``HopError``."""
+        run, services = self.run, self.services
+        # Not what is left of the request: an answer that comes while the leg is being aborted is still of
+        # interest.
+        limit = services.settings.timeouts.prefill
+        call = asyncio.create_task(
+            services.prefill_client.prefill(
+                self.member.url,
+                legs.prefill_leg(self._prompt, self.leg_id, run.placement),
+                run.exchange.engine_headers(limit),
+                limit + services.settings.timeouts.cleanup,
+            )
+        )
+        try:
+            await asyncio.wait([call], timeout=limit)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if call.done():
+            return call.result()
+        headers = run.exchange.cleanup_headers()
+        if run.recalling:
+            # It has been aborted, for longer than a prefill takes.
+            call.cancel()
+        else:
+            LatePrefill(services, self.member, self.leg_id, self._prompt, headers, call).settle_soon()
+        raise TimedOut("prefill", "the prefill hop timed out", member=self.member.url)
+
     def _failed(self, error: HopError) -> None:
         run, services = self.run, self.services
         if not run.recalling:
             self.note_failure(services.prefill_pool, error)
-            if isinstance(error, TimedOut):
-                services.abort_soon("prefill", self.member.url, self.leg_id)
         event = run.machine.after_prefill_failure(
             retry_safe=error.retry_safe and services.prefill_pool.available,
             client_fault=error.client_fault,
         )
         run.post(event, error)
-
-    def _problem(self, answer: Prefilled) -> str | None:
-        """Why the answer is of no use to decode, or None."""
-        prompt_tokens = len(self._prompt.token_ids)
-        problem = unusable(answer.finish_reason, answer.kv_params, prompt_tokens, self.leg_id)
-        if problem is None and answer.kv_params is not None:
-            if seconds_left(self.services, answer.kv_params) <= 0:
-                return "the lease had ended when the params arrived"
-            if not self.services.used_params.claim(answer.kv_params):
-                return "these params have been used before"
-        return problem
 
     def _useless(self, problem: str) -> None:
         run = self.run

@@ -87,6 +87,13 @@ class NotSupported(ApiError):
     type = "NotImplementedError"
 
 
+class BadGateway(ApiError):
+    """A server behind this one failed, or answered what cannot be read (502)."""
+
+    status = 502
+    type = "BadGatewayError"
+
+
 class Unavailable(ApiError):
     """Overload, or a hop that cannot be reached (503); safe to send again later."""
 
@@ -94,7 +101,40 @@ class Unavailable(ApiError):
     type = "ServiceUnavailableError"
 
 
+class GatewayTimeout(ApiError):
+    """The time for the request, or for a server behind this one, is over (504)."""
+
+    status = 504
+    type = "GatewayTimeoutError"
+
+
 STATUS_TYPES: Final = {
     cls.status: cls.type
-    for cls in (BadRequest, NotFound, ContextRequired, PayloadTooLarge, NotSupported, Unavailable, ApiError)
-}
+    for cls in (
+        BadRequest, NotFound, ContextRequired, PayloadTooLarge, NotSupported, BadGateway, Unavailable,
+        GatewayTimeout, ApiError,
+    )
+}  # fmt: skip
+
+
+class _Info(msgspec.Struct):
+    message: str = ""
+    type: str = ""
+    param: str | None = None
+    code: object = None
+
+
+class _Body(msgspec.Struct):
+    error: _Info | str = ""
+
+
+def read_error(body: bytes) -> ErrorInfo | None:
+    """The error that a peer has sent in this shape, whose type may be missing (empty) and whose code need not
+    be a number (0); None for anything else."""
+    try:
+        error = msgspec.json.decode(body, type=_Body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(error, _Info) or not error.message:
+        return None
+    return ErrorInfo(error.message, error.type, error.param, error.code if isinstance(error.code, int) else 0)

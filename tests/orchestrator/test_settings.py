@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from orchestrator.cli import app, load_settings
 from orchestrator.server.services import Services
 from orchestrator.settings import ConfigError, Settings, merged, read_config
+from render_tier.settings import Settings as RenderSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "deploy" / "orchestrator.example.toml"
@@ -161,3 +162,8 @@ async def test_the_docs_name_every_metric() -> None:
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP ")}
     page = (ROOT / "docs" / "orchestrator.md").read_text(encoding="utf-8")
     assert not [name for name in names if not name.endswith("_created") and f"`{name}`" not in page]
+
+
+def test_a_body_that_is_taken_fits_the_render_tier_together_with_what_derender_needs() -> None:
+    ids_of_a_million_tokens = 8 * 2**20
+    assert Settings().limits.body_bytes + ids_of_a_million_tokens <= RenderSettings(model="m").max_body_bytes

@@ -87,7 +87,7 @@ PASSING: list[tuple[str, str, Fault]] = [
 async def test_one_failure_before_visible_output_is_repaired(
     launch: Launch, ask: Any, role: str, path: str, fault: Fault
 ) -> None:
-    async with launch() as stack:
+    async with launch(settings={"policy": {"retry_lone_decode": True}}) as stack:
         tier_of(stack, path, role).faults[path].append(fault)
         assert await ask(stack) == text_of(5)
         await stack.settled()
@@ -231,8 +231,30 @@ async def test_a_retry_prefers_another_member(launch: Launch) -> None:
         await stack.settled()
 
 
-async def test_a_decode_retry_prefills_again_and_never_reuses_params(launch: Launch) -> None:
+@ASK
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_a_lone_decode_engine_that_answers_5xx_costs_no_second_prefill(
+    launch: Launch, ask: Any, status: int
+) -> None:
     async with launch() as stack:
+        stack.decode[0].faults[GENERATE].append(Status(status))
+        with pytest.raises(openai.InternalServerError) as raised:
+            await ask(stack)
+        assert raised.value.status_code == (503 if status == 503 else 502)
+        assert len(stack.prefill[0].requests[GENERATE]) == len(stack.decode[0].requests[GENERATE]) == 1
+        await stack.settled()
+        assert stack.services.metrics.stranded.labels("decode_failed")._value.get() == 1
+    async with launch(decode=2) as stack:
+        for tier in stack.decode:
+            tier.faults[GENERATE].append(Status(status))
+        with pytest.raises(openai.InternalServerError):
+            await ask(stack)
+        assert [len(tier.requests[GENERATE]) for tier in stack.decode] == [1, 1], "each has been asked"
+        await stack.settled()
+
+
+async def test_a_decode_retry_prefills_again_and_never_reuses_params(launch: Launch) -> None:
+    async with launch(settings={"policy": {"retry_lone_decode": True}}) as stack:
         stack.decode[0].faults[GENERATE] += [Status(500)]
         assert await whole(stack) == text_of(5)
         sent = [r["kv_transfer_params"]["remote_request_id"] for r in stack.decode[0].requests[GENERATE]]
@@ -460,6 +482,82 @@ async def test_a_prefill_that_ends_after_the_requests_deadline_is_freed(launch: 
         assert not prefill.held
         [freeing] = stack.decode[0].headers[GENERATE]
         assert float(freeing["x-request-timeout"]) > 0
+
+
+LATE: dict[str, Any] = {"timeouts": {"prefill": 0.1, "cleanup": 5.0}, "policy": {"prefill_attempts": 1}}
+
+
+@pytest.mark.parametrize("held_kv", ["free", "lease"])
+async def test_a_prefill_that_answers_after_its_time_is_freed_or_counted(
+    launch: Launch, held_kv: str
+) -> None:
+    policy = LATE["policy"] | {"held_kv": held_kv}
+    async with launch(settings=LATE | {"policy": policy}) as stack:
+        prefill, metrics = stack.prefill[0], stack.services.metrics
+        prefill.deaf = True
+        prefill.hold.clear()
+        with pytest.raises(openai.InternalServerError) as raised:
+            await whole(stack)
+        assert raised.value.status_code == 504
+        [leg] = prefill.requests[GENERATE]
+        await until(lambda: prefill.aborted == [f"generate-tokens-{leg['request_id']}"])
+        prefill.hold.set()
+        await stack.settled()
+        assert bool(prefill.held) == (held_kv == "lease")
+        assert metrics.freed._value.get() == (held_kv == "free")
+        assert metrics.stranded.labels("prefill_timeout")._value.get() == (held_kv == "lease")
+        assert len(stack.decode[0].requests[GENERATE]) == (held_kv == "free")
+
+
+async def test_late_kv_that_cannot_be_freed_is_counted(launch: Launch) -> None:
+    async with launch(settings=LATE) as stack:
+        prefill = stack.prefill[0]
+        prefill.deaf = True
+        prefill.hold.clear()
+        stack.decode[0].faults[GENERATE].append(Status(500))
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        prefill.hold.set()
+        await stack.settled()
+        assert stack.services.metrics.stranded.labels("prefill_timeout")._value.get() == 1
+
+
+async def test_a_late_prefill_that_hears_its_abort_holds_nothing(launch: Launch) -> None:
+    async with launch(settings=LATE) as stack:
+        prefill, metrics = stack.prefill[0], stack.services.metrics
+        prefill.hold.clear()
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        await stack.settled()
+        assert not prefill.held
+        assert metrics.freed._value.get() == 0
+        assert not [
+            s for m in metrics.stranded.collect() for s in m.samples if s.value and "_total" in s.name
+        ]
+
+
+async def test_a_late_prefill_that_cannot_be_told_is_closed(launch: Launch) -> None:
+    settings = LATE | {"timeouts": {"prefill": 0.1, "cleanup": 20.0}}
+    async with launch(settings=settings) as stack:
+        prefill = stack.prefill[0]
+        prefill.faults[ABORT].append(Status(404))
+        prefill.deaf = True
+        prefill.hold.clear()
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        await stack.settled()
+        await until(lambda: len(prefill.broken_off) == 1)
+
+
+@ASK
+async def test_every_hop_is_told_its_time(launch: Launch, ask: Any) -> None:
+    async with launch() as stack:
+        await ask(stack, extra_headers={"X-Request-Timeout": "7"})
+        for tier, path in ((stack.render, RENDER), (stack.prefill[0], GENERATE), (stack.decode[0], GENERATE),
+                           (stack.render, DERENDER)):  # fmt: skip
+            assert tier.headers[path], path
+            for headers in tier.headers[path]:
+                assert 0 < float(headers["x-request-timeout"]) <= 7, path
 
 
 async def test_an_engine_that_does_not_hear_aborts_sees_the_connection_close(launch: Launch) -> None:

@@ -14,15 +14,13 @@ from tests.support.render_corpus import DATA
 from tests.vllm.tool_constraints import CASES
 
 RECORDED = json.loads((DATA / "tool_constraints.json").read_text())
-OWN_PROTOCOL = {"mistral", "openai"}
-"""Their calls are not constrained through tags of tools."""
 TEXT_IN_FRONT = {"glm45", "glm47"}
 """When every tool is strict, vLLM lets text stand before a required call, but not when one is not strict;
 here it never may."""
 
 
 def test_every_parser_is_recorded() -> None:
-    assert set(RECORDED["parsers"]) | OWN_PROTOCOL == set(TOOL_NAMES)
+    assert set(RECORDED["parsers"]) == set(TOOL_NAMES)
 
 
 @pytest.mark.parametrize("parser", RECORDED["parsers"])

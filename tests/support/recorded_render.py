@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.render_app import app_client, idle, load_service, settings_for
-from tests.support.render_corpus import SERVERS, Json, comparable, lay_out, request_digest, without_eos
+from tests.support.render_corpus import ALL, Json, comparable, lay_out, request_digest, without_eos
 
 Known = Callable[[str, str, Any, Any], bool]
 """Server, request, our answer, theirs: whether they differ as is meant."""
@@ -25,7 +25,7 @@ async def differences(
 ) -> list[tuple[str, Any, Any]]:
     """Requests that we answer otherwise than recorded, with both answers. The server `name` is made of the
     `tokenizer`'s files in `scratch`."""
-    chosen = SERVERS[name]
+    chosen = ALL[name]
     model = lay_out(chosen, tokenizer, scratch)
     settings = settings_for(model, served_model_name=(name,), **chosen.settings)
     service = await asyncio.to_thread(load_service, settings)

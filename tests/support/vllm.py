@@ -11,6 +11,9 @@ from tests.support.processes import ServerFailed, ServerProcess
 READY_WITHIN = 240.0
 """Seconds. A start takes about 30 on an idle machine of two cores, several times that on a busy one."""
 
+SYSTEM_START_DATE = "2025-08-05"
+"""The date that gpt-oss is told, so that its prompts are the same every day."""
+
 ENGINE_OPTIONS = (
     "--tokens-only",
     "--dtype", "float32",  # bfloat16 on a CPU is not stable bit for bit, even against itself
@@ -44,6 +47,7 @@ def process_environment(scratch: Path, threads: int = 2) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
+        "VLLM_SYSTEM_START_DATE": SYSTEM_START_DATE,
         "VLLM_CACHE_ROOT": str(scratch / "cache"),
         "TMPDIR": str(scratch),
     }

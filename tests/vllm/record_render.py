@@ -22,7 +22,7 @@ import httpx
 
 from tests.support import messages_corpus, render_corpus, responses_corpus, vllm
 from tests.support.processes import ServerProcess
-from tests.support.render_corpus import SERVERS, comparable, lay_out, request_digest
+from tests.support.render_corpus import ALL, NATIVE, comparable, lay_out, request_digest
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
 CORPORA = {
@@ -36,7 +36,7 @@ DATA = render_corpus.DATA.parent
 @contextmanager
 def server(name: str, scratch: Path) -> Iterator[ServerProcess]:
     """vLLM's render server for one tokenizer of the corpus."""
-    chosen = SERVERS[name]
+    chosen = ALL[name]
     model = lay_out(chosen, MODELS / chosen.tokenizer, scratch / name / "model")
     process = vllm.server(
         f"vllm-render-{name}",
@@ -64,9 +64,9 @@ def answers(corpus: str, name: str, url: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     names = sys.argv[1:]
     chosen = [names.pop(0)] if names and names[0] in CORPORA else list(CORPORA)
-    for name in names or SERVERS:
+    for name in names or ALL:
         with tempfile.TemporaryDirectory() as scratch, server(name, Path(scratch)) as process:
-            for corpus in chosen:
+            for corpus in chosen if name not in NATIVE else ["render"]:
                 try:
                     given = list(answers(corpus, name, process.url))
                 except httpx.TransportError as error:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.render_corpus import SERVERS
+from tests.support.render_corpus import ALL, SERVERS
 from tests.vllm.record_render import CORPORA, DATA, answers, server
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", ALL)
 def test_vllm_answers_as_recorded(name: str, tmp_path: Path) -> None:
     with server(name, tmp_path) as process:
-        for corpus in CORPORA:
+        for corpus in CORPORA if name in SERVERS else ("render",):
             recording = (DATA / corpus / f"{name}.jsonl").read_text().splitlines()
             for live, before in zip(answers(corpus, name, process.url), recording, strict=True):
                 assert live == json.loads(before), corpus

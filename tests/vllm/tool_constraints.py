@@ -59,7 +59,9 @@ def main() -> None:
     import logging
 
     logging.disable(logging.CRITICAL)
+    import vllm.parser.harmony  # noqa: F401  (registers the family's tags)
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.parser.mistral import MistralParser
     from vllm.tool_parsers import ToolParserManager
     from vllm.tool_parsers.structural_tag_registry import get_model_structural_tag, limit_to_single_tool_call
     from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
@@ -83,6 +85,11 @@ def main() -> None:
                     if not case["parallel_tool_calls"]:
                         limit_to_single_tool_call(tag)
                     answer = {"tag": tag.model_dump(mode="json")["format"]}
+            elif name == "mistral":
+                # Of tokenizers without a grammar; the method needs nothing of its object.
+                if case["tool_choice"] != "auto":
+                    schema = MistralParser._build_guided_schema_pre_v11(None, request)
+                    answer = {"json": schema}
             elif parser.supports_required_and_named:
                 schema = get_json_schema_from_tools(
                     request.tool_choice, request.tools, request.parallel_tool_calls

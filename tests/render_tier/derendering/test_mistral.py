@@ -1,4 +1,4 @@
-"""Answers of models with a tokenizer of Mistral's: calls as a JSON list without a marker, and IDs of calls."""
+"""Answers in Mistral's format: calls as a JSON list without a marker, and IDs of calls."""
 
 from __future__ import annotations
 

@@ -55,13 +55,14 @@ SHARED_FIELDS: Final = (
 )
 
 
-def as_chat(request: ResponsesRequest) -> ChatCompletionRequest:
-    """The chat request that renders to the same prompt and sampling parameters. Raises BadRequest."""
+def as_chat(request: ResponsesRequest, *, joined: bool = True) -> ChatCompletionRequest:
+    """The chat request that renders to the same prompt and sampling parameters. ``joined``: parts of a turn
+    become one message, as templates expect. Raises BadRequest."""
     continued = request.continues_final_message
     functions = function_tools(request.tools)
     return ChatCompletionRequest.model_construct(
         **{name: getattr(request, name) for name in SHARED_FIELDS},
-        messages=list(_messages(request)),
+        messages=list(_messages(request, joined)),
         add_special_tokens=True,  # also where the template has written them, as vLLM does
         stop=request.stop or None,
         tools=functions if request.tools else None,
@@ -169,7 +170,7 @@ def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
     return ResponseFormat(type=asked.type)
 
 
-def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
+def _messages(request: ResponsesRequest, joined: bool) -> Iterator[dict[str, Any]]:
     if request.instructions:
         yield {"role": "system", "content": request.instructions}
     if isinstance(request.input, str):
@@ -183,7 +184,7 @@ def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
             message = {key: value for key, value in item.fields.items() if key != "type"}
         elif item.kind == "result":
             message = {"role": "tool", "content": item.content, "tool_call_id": item.call_id}
-        elif open_turn is not None and _joined(open_turn, item):
+        elif joined and open_turn is not None and _joined(open_turn, item):
             continue
         else:
             message = {"role": "assistant"}

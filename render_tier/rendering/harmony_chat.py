@@ -41,6 +41,7 @@ class HarmonyChat:
     """A `native_chat.NativeChat`. Thread-safe."""
 
     cuts_to_fit = False
+    joins_parts = False
 
     def __init__(
         self, model: str, parsers: Parsers, *, start_date: str | None, today: Callable[[], date] = date.today

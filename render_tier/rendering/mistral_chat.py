@@ -37,6 +37,7 @@ class MistralChat:
     """A `native_chat.NativeChat`. Thread-safe."""
 
     cuts_to_fit = True
+    joins_parts = True
 
     def __init__(
         self,

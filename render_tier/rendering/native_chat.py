@@ -47,6 +47,8 @@ class NativeChat(Protocol):
 
     cuts_to_fit: bool
     """Prompts are cut where the client asks for it."""
+    joins_parts: bool
+    """Reasoning, text and calls of a turn are parts of one message, where they come as items."""
 
     def check(self, request: ChatCompletionRequest) -> None:
         """Raises BadRequest for what the format cannot express."""

@@ -224,7 +224,8 @@ class Renderer:
                 param="previous_response_id",
                 type="invalid_request_error",
             )
-        chat = responses_as_chat.as_chat(request)
+        joined = self._native is None or self._native.joins_parts
+        chat = responses_as_chat.as_chat(request, joined=joined)
         rendered = self._render(chat, request.request_id or f"resp_{self._new_id()}", "max_output_tokens")
         generate = rendered.request
         generate.reasoning_ended = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +32,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=30.0, help="tokens a second of each stream")
     parser.add_argument("--seconds", type=float, help="of each half of a load (8)")
     parser.add_argument(
-        "--before-others", action="store_true", help="loads run before other processes of a shared machine"
+        "--before-others", action="store_true", help="run before the other processes of a shared machine"
     )
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -84,10 +85,6 @@ def loads(
     work = workload(1000, 2000)
     rows, renders = [], []
     clients = load.Clients(before_others=options.before_others)
-    if options.before_others:
-        for server in (ours, peer):
-            if server is not None:
-                before_others(server.pid, 1)
 
     def measured(server: ServerProcess, name: str, way: load.Way, streams: int) -> None:
         alone = clients.idle(server.url, options.seconds)
@@ -149,6 +146,9 @@ def main() -> None:
                 if server is not None:
                     exits.enter_context(server)
         settled(ours)
+        if options.before_others:
+            for pid in (os.getpid(), *(server.pid for server in (ours, peer) if server is not None)):
+                before_others(pid, 1)
         if options.only != "loads":
             with on_cores(client_cores()):
                 asyncio.run(costs(ours, peer, options, goals))

@@ -116,19 +116,20 @@ async def measure(
     full = [length for length in lengths if length <= full_limit]
     http = Http(server.url)
     await http.open()
+    costs = {}
+    for name, some in (("all in each call", full), ("digest", lengths)):
+        costs[name] = await _warm(server, by_calls(http, work, full=some is full), some)
+    http.close()
     async with aiohttp.ClientSession() as session:
         link = await connect(session, server.url)
-        ways = {
-            "all in each call": (by_calls(http, work, full=True), full),
-            "digest": (by_calls(http, work, full=False), lengths),
-            "session": (by_session(link, work), lengths),
-        }
-        for way, _lengths in ways.values():
-            await in_turns(server, way, [TURN])
-        costs = {name: await in_turns(server, way, some) for name, (way, some) in ways.items()}
+        costs["session"] = await _warm(server, by_session(link, work), lengths)
         await link.close()
-    http.close()
     return costs
+
+
+async def _warm(server: ServerProcess, way: Way, lengths: Sequence[int]) -> list[tuple[int, Cost]]:
+    await in_turns(server, way, [TURN])
+    return await in_turns(server, way, lengths)
 
 
 async def by_sampled_calls(

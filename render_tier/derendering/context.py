@@ -7,6 +7,7 @@ again costs a hash, and one that does not costs a look-up.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -35,6 +36,7 @@ from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.validation import decode_object, misshapen
 
 DIGEST_SIZE: Final = 16
+_NUMBERED: Final = re.compile(r"functions\..*:(\d{1,9})", re.DOTALL)
 
 Kind = Literal["chat", "completion", "messages", "responses"]
 """Of a request. All but completions are read as chat."""
@@ -48,7 +50,7 @@ class Context:
     ``hides_reasoning``: reasoning is neither shown nor given as IDs or logprobs. ``counts_reasoning``: a
     reasoning parser is at work. ``forced``: tool_choice is "required" or names a function (``named``).
     ``drops_calls``: calls are recognised and left out. ``call_id_length``: as `ToolFormat.call_id_length`.
-    ``calls_before``: calls in the history, where IDs count them (`ToolFormat.numbers_calls`).
+    ``calls_before``: the next call's number, where IDs count the calls (`ToolFormat.numbers_calls`).
     ``one_call``: parallel_tool_calls is false.
     ``answer``: what the answer repeats of a request that is none of chat. ``size``: bytes of the request,
     which bound what is held on to.
@@ -77,6 +79,12 @@ class Context:
 
     def machine(self) -> Machine:
         return Machine(self.grammar, self.options, self.prompt)
+
+
+def number_of(call_id: str) -> int:
+    """The number in an ID of a family that numbers its calls; -1: none."""
+    found = _NUMBERED.fullmatch(call_id)
+    return int(found[1]) if found is not None else -1
 
 
 class ContextResolver:
@@ -245,7 +253,9 @@ class ContextResolver:
         if self._tool is None or not self._tool.numbers_calls:
             return None
         turns = [turn for turn in request.messages if turn.get("role") == "assistant"]
-        return sum(len(turn.get("tool_calls") or ()) for turn in turns)
+        calls = [call for turn in turns for call in turn.get("tool_calls") or ()]
+        # A client may have left out old rounds: what is left keeps its numbers.
+        return max([len(calls), *(number_of(str(call.get("id"))) + 1 for call in calls)])
 
     def _prompt_state(self, request: ChatCompletionRequest, prompt_ids: list[int] | None) -> bool | None:
         if self._reasoning is None:

@@ -91,7 +91,7 @@ def test_call_ids_are_stable_over_retries_and_replicas_and_never_shared(client: 
 
 
 def test_ids_that_the_model_writes_are_kept_and_count_the_history(client: Make, served: Served) -> None:
-    """Kimi numbers its calls over the whole conversation, which only its own text knows."""
+    """Kimi numbers its calls over the whole conversation, of which the client may have left out the start."""
     case = parser_cases("kimi_k2")[0]
     tokenizer = tokenizer_of(case)
     model = dataclasses.replace(served, vocabulary=tokenizer.vocabulary, vocab_size=1 << 20)
@@ -100,7 +100,10 @@ def test_ids_that_the_model_writes_are_kept_and_count_the_history(client: Make, 
         f"<|tool_call_begin|>{name}<|tool_call_argument_begin|>{{}}<|tool_call_end|>" for name in written
     )
     ids = tokenizer.encode(f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
-    who = client({"tools": TOOLS}, model=model, reasoning_parser=None, tool_parser="kimi_k2")
+    call = {"id": "functions.f:6", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    history = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    request = {"tools": TOOLS, "messages": history}
+    who = client(request, model=model, reasoning_parser=None, tool_parser="kimi_k2")
     assert [call["id"] for call in unfolded(who.whole(ids))["message"]["tool_calls"]] == list(written)
     for size in (1, 5):
         pieces = [ids[at : at + size] for at in range(0, len(ids), size)]

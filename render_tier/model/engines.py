@@ -7,12 +7,15 @@ encode is encoded by the reference.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer
 
+FAST_THREADS = "FASTOKENS_BPE_THREADS"
+"""Environment variable of fastokens, read when it is loaded: threads that share one text."""
 PANIC = "PanicException"
 """What a Rust extension raises for a bug of its own; it is no `Exception`."""
 
@@ -92,6 +95,9 @@ class FastEngine:
 
         Raises FastEngineUnavailable when the package is missing or cannot take this tokenizer.
         """
+        # One text on several threads costs up to twice the CPU time: they spin while they wait for others.
+        # Cores are used by several requests at once instead.
+        os.environ.setdefault(FAST_THREADS, "1")
         try:
             import fastokens
         except ImportError as error:

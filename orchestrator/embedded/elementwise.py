@@ -65,9 +65,13 @@ class Rotary:
         return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
     @staticmethod
-    def turn_columns(x: FloatArray, turns: Turns) -> FloatArray:
-        """``(heads, head_dim, tokens)``."""
+    def turn_columns(x: FloatArray, turns: Turns, scratch: FloatArray) -> None:
+        """``(heads, head_dim, tokens)`` in place; ``scratch (2, heads, head_dim / 2, tokens)``."""
         cos, sin = turns
         half = x.shape[1] // 2
         first, second = x[:, :half], x[:, half:]
-        return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=1)
+        across = np.multiply(first, sin, out=scratch[0])
+        first *= cos
+        first -= np.multiply(second, sin, out=scratch[1])
+        second *= cos
+        second += across

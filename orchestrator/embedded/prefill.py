@@ -3,9 +3,10 @@
 Theory of operation. How work is cut up depends on the chunk's length alone, so that numbers do not depend on
 the number of threads.
 
-- A long chunk is cut into slices of consecutive tokens. A slice goes through a layer in one piece of work on
-  one thread: its products are large enough for BLAS to be efficient, and its activations stay in the cache.
-  Slices meet once a layer: when all keys and values of the layer are written, attention may read them.
+- A long chunk is cut into slices of consecutive tokens. A slice goes through a layer on one thread: its
+  products are large enough for BLAS to be efficient, and its activations stay in the cache. Slices meet twice
+  a layer: before attention, when all keys and values are written, and after it. Attention is shared out by
+  slices and heads, because later slices have more of it.
 - A short chunk is one slice, as BLAS is slow with few columns, and the threads share its products by rows
   and its attention by heads.
 - The rest of the last layer, after its keys and values, is computed for the prompt's last token alone: by
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,6 +44,9 @@ ATTENTION_COLUMNS = 128
 
 SAFE_SCORE = np.float32(60.0)
 """Scores within this bound need no shift before ``exp``: neither they nor their sum overflow or vanish."""
+
+BLOCK_NUMBERS = 64 * 1024
+"""Numbers of each array that element-wise steps take at a time: a few such arrays stay in the cache."""
 
 FEW_SCORES = 64 * 64
 """Scores of a head up to which all heads attend in one piece."""
@@ -80,6 +85,13 @@ class Scratch:
         return memory[:size].reshape(shape)
 
 
+class _OfThread(threading.local):
+    """What each thread has for itself."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
 class _Slice:
     """Tokens ``start…end-1`` of a sequence on their way through the layers: the first of ``width`` columns.
     ``share`` computes pieces of work on it; ``alone``: they may run at the same time."""
@@ -99,6 +111,8 @@ class _Slice:
         self.turns: Turns
         self.queries: FloatArray
         """``(features, width)``, from the projection to the attention of a layer."""
+        self.mixed: FloatArray
+        """``(features, width)``, what attention gave."""
 
     def last(self) -> _Slice:
         """The last token by itself."""
@@ -134,6 +148,7 @@ class ChunkPass:
         self._rotary = rotary
         self._workers = workers
         self._scratch: list[Scratch] = []
+        self._here = _OfThread()
         self._epsilon = np.float32(config.rms_norm_eps)
         self._per_feature = np.float32(1.0 / config.hidden_size)
         self._scale = np.float32(config.head_dim**-0.5)
@@ -164,19 +179,24 @@ class ChunkPass:
         last = len(self._weights.layers) - 1
         self._workers.run([functools.partial(self._project, part, 0, stored) for part in work])
         for index in range(last):
-            self._workers.run([functools.partial(self._layer, part, index, stored) for part in work])
+            self._attend(work, index, stored)
+            self._workers.run(
+                [functools.partial(self._mix_and_project, part, index, stored) for part in work]
+            )
         if ends:
             token = work[-1].last()
-            self._attend_and_mix(token, last, stored)
+            self._attend([token], last, stored)
+            self._mix(token, last)
             self._store.state(blocks, end)[:] = token.x[:, 0]
         if not hidden:
             return None
-        self._workers.run([functools.partial(self._attend_and_mix, part, last, stored) for part in work])
+        self._attend(work, last, stored)
+        self._workers.run([functools.partial(self._mix, part, last) for part in work])
         return np.concatenate([part.x[:, : part.count].T for part in work])
 
-    def _layer(self, part: _Slice, index: int, stored: SequenceKV) -> None:
+    def _mix_and_project(self, part: _Slice, index: int, stored: SequenceKV) -> None:
         """The rest of a layer, and the next one up to its keys and values."""
-        self._attend_and_mix(part, index, stored)
+        self._mix(part, index)
         self._project(part, index + 1, stored)
 
     def _project(self, part: _Slice, index: int, stored: SequenceKV) -> None:
@@ -189,21 +209,24 @@ class ChunkPass:
         ]
         part.share([piece for _, pieces in products for piece in pieces])
         queries, keys, values = (out.reshape(-1, config.head_dim, part.width) for out, _ in products)
-        part.queries = self._rotary.turn_columns(queries, part.turns)
-        part.queries *= self._scale
-        keys = self._rotary.turn_columns(keys, part.turns)
+        self._turn(queries, part)
+        queries *= self._scale
+        self._turn(keys, part)
+        part.queries = queries
         keys, values = (x[:, :, : part.count].transpose(0, 2, 1) for x in (keys, values))
         stored.write(index, part.start, keys, values)
 
-    def _attend_and_mix(self, part: _Slice, index: int, stored: SequenceKV) -> None:
+    def _turn(self, x: FloatArray, part: _Slice) -> None:
+        self._rotary.turn_columns(x, part.turns, part.scratch.take("turned", 2, len(x), *part.turns[0].shape))
+
+    def _mix(self, part: _Slice, index: int) -> None:
+        """What attention found, and the layer's second half."""
         layer = self._weights.layers[index]
-        mixed, pieces = self._attention(part, index, stored)
-        part.share(pieces)
-        added, pieces = part.product("sum", layer.o, mixed)
+        added, pieces = part.product("sum", layer.o, part.mixed)
         part.share(pieces)
         part.x += added
         normed = self._norm(part, layer.post_norm)
-        inner = part.scratch.take("inner", 3, len(layer.gate), part.width)
+        inner = part.scratch.take("inner", 2, len(layer.gate), part.width)
         part.share(
             [
                 functools.partial(self._gate_and_up, layer, normed, inner, first, end)
@@ -214,39 +237,46 @@ class ChunkPass:
         part.share(pieces)
         part.x += added
 
-    @staticmethod
     def _gate_and_up(
-        layer: LayerWeights, normed: FloatArray, inner: FloatArray, first: int, end: int
+        self, layer: LayerWeights, normed: FloatArray, inner: FloatArray, first: int, end: int
     ) -> None:
         """Rows ``first…end-1`` of the gated activations into ``inner[0]``."""
         gate = np.matmul(layer.gate[first:end], normed, out=inner[0, first:end])
         up = np.matmul(layer.up[first:end], normed, out=inner[1, first:end])
-        swiglu(gate, up, inner[2, first:end])
+        step = max(1, BLOCK_NUMBERS // gate.shape[1])
+        for start in range(0, len(gate), step):
+            block = gate[start : start + step]
+            swiglu(block, up[start : start + step], self._here.scratch.take("swiglu", *block.shape))
 
-    def _attention(self, part: _Slice, index: int, stored: SequenceKV) -> tuple[FloatArray, list[Piece]]:
-        """``(heads * head_dim, width)``, once the pieces are computed."""
+    def _attend(self, work: list[_Slice], index: int, stored: SequenceKV) -> None:
+        """Attention of all slices, longest pieces first."""
+        self._workers.run(
+            [piece for part in reversed(work) for piece in self._attention(part, index, stored)]
+        )
+
+    def _attention(self, part: _Slice, index: int, stored: SequenceKV) -> list[Piece]:
+        """``part.mixed``, once the pieces are computed."""
         config = self._config
         keys, values = stored.read(index, part.end)
         group = config.heads // config.kv_heads
         queries = part.queries.reshape(config.kv_heads, group, config.head_dim, part.width)
         mixed = part.scratch.take("mixed", *queries.shape)
         mixed[..., part.count :] = 0.0
+        part.mixed = mixed.reshape(-1, part.width)
         # Fewer calls if there is little to compute, more pieces to share out if there is much.
         heads = config.kv_heads if part.width * part.end <= FEW_SCORES else 1
         queries_each = 1 if part.alone and heads == 1 else group
         pieces: list[Piece] = []
         for head in range(0, config.kv_heads, heads):
             for first in range(0, group, queries_each):
-                scratch = f"scores-{head * group + first if part.alone else 0}"
                 at = np.s_[head : head + heads, first : first + queries_each]
                 near = keys[head : head + heads, None], values[head : head + heads, None]
-                pieces.append(functools.partial(self._attend, part, scratch, *near, queries[at], mixed[at]))
-        return mixed.reshape(-1, part.width), pieces
+                pieces.append(functools.partial(self._attend_heads, part, *near, queries[at], mixed[at]))
+        return pieces
 
-    def _attend(
+    def _attend_heads(
         self,
         part: _Slice,
-        scratch: str,
         keys: FloatArray,
         values: FloatArray,
         queries: FloatArray,
@@ -256,7 +286,7 @@ class ChunkPass:
         ``keys`` and ``values`` ``(kv_heads, 1, known tokens, head_dim)``."""
         for first, end in cut(part.count, -(-part.count // ATTENTION_COLUMNS)):
             known = part.start + end
-            scores = part.scratch.take(scratch, *queries.shape[:2], known, end - first)
+            scores = self._here.scratch.take("scores", *queries.shape[:2], known, end - first)
             np.matmul(keys[:, :, :known], queries[..., first:end], out=scores)
             self._exponentiate(scores)
             out = mixed[..., first:end]

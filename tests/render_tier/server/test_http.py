@@ -26,6 +26,9 @@ POSTS = (
     "/v1/completions/render",
     "/v1/chat/completions/derender",
     "/v1/completions/derender",
+    "/v1/messages/render",
+    "/v1/messages/count_tokens",
+    "/v1/messages/derender",
     "/tokenize",
     "/detokenize",
 )

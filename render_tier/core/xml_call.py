@@ -7,8 +7,8 @@ there; what may be the beginning of markup is held back, everything else is deal
 character costs the same.
 
 A value ends at its closing tag only where the structure goes on behind it: at the next parameter, the end
-of the call, or the end of the output. The same tag inside a value is text, unless what stands before it is
-whole and no string.
+of the call, or the end of the output. A few stray signs may stand between (``</parameter>>``): they are no
+part of anything. The same tag inside a value is text, unless what stands before it is whole and no string.
 
 The body is committed from the start, unless its format has a ``name_shape``: then text that does not fit it
 is no call and is given back. A call that is not to be made (no name, or a name that the request has no tool
@@ -43,6 +43,8 @@ _VALUE_BEGINS: Final = "value"
 
 _NAME_LIMIT: Final = 1024
 """Longest name or key; a longer one is none."""
+_STRAYS: Final = Fragment(r"[^\w\s<]{0,4}?", r"[^\w\s<]{1,4}")
+"""What may stand behind a closing tag by mistake. No words: prose goes on with one."""
 _HELD_LIMIT: Final = 512
 """More than any family's markup and the white space inside it."""
 
@@ -100,7 +102,7 @@ class XmlCallFormat:
             names |= over
         follows = [look.what for look in (*opens.values(), *over.values())]
         follows += [literal(text) for text in self.value_ends]
-        value = {_CLOSE: Look(sequence(self.close, blanks()), either(follows))}
+        value = {_CLOSE: Look(sequence(self.close, _STRAYS, blanks()), either(follows))}
         if self.next_closes:
             value |= opens
         # The end of a call ends a value that was not closed, but only where the table's own markup or the

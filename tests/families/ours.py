@@ -75,16 +75,22 @@ def parse_stream(case: dict[str, Any], chunking: Sequence[int] | int) -> ParsedM
 def machine_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> Machine:
     """A machine as the derenderer would set it up for this case."""
     grammar = grammar_of_case(case, tokenizer)
-    prompt = None
-    if grammar.reasoning is not None:
-        ids = tokenizer.encode(case.get("prompt_tail") or "")
-        prompt = prompt_reasoning(grammar.reasoning, ids, tokenizer.vocabulary)
-        kwargs = case.get("chat_template_kwargs") or {}
-        if prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.enabled_by.items()):
-            prompt = True
-        elif prompt is None and any(kwargs.get(k) == v for k, v in grammar.reasoning.disabled_by.items()):
-            prompt = False
-    return Machine(grammar, options_of(case), prompt)
+    return Machine(grammar, options_of(case), prompt_of(case, tokenizer))
+
+
+def prompt_of(case: dict[str, Any], tokenizer: CorpusTokenizer) -> bool | None:
+    """Whether the prompt left reasoning open (False: closed, None: it says nothing)."""
+    reasoning = grammar_of_case(case, tokenizer).reasoning
+    if reasoning is None:
+        return None
+    ids = tokenizer.encode(case.get("prompt_tail") or "")
+    prompt = prompt_reasoning(reasoning, ids, tokenizer.vocabulary)
+    kwargs = case.get("chat_template_kwargs") or {}
+    if prompt is None and any(kwargs.get(k) == v for k, v in reasoning.enabled_by.items()):
+        return True
+    if prompt is None and any(kwargs.get(k) == v for k, v in reasoning.disabled_by.items()):
+        return False
+    return prompt
 
 
 def options_of(case: dict[str, Any]) -> MachineOptions:

@@ -16,7 +16,7 @@ from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
 from render_tier.core.machine import Machine
 from render_tier.core.stops import StopTable
 from render_tier.core.table import Region
-from tests.families import ours
+from tests.families import ours, reference
 from tests.families.catalogue import FAMILIES
 from tests.families.generators import GeneratedOutput, Knobs, generate, parsed, same_json
 from tests.families.tokenization import CorpusTokenizer, tokenizer_of
@@ -38,7 +38,11 @@ STOPS: list[dict[str, Any]] = [
     {"skip_special_tokens": False},
 ]
 WORDLESS = Knobs(damaged=0.0, no_tools=0.0, choice_none=0.0, unknown_tool=0.03)
-LEADING = {"qwen3_coder", "nemotron_v3", "step3p5", "mimo", "granite_thinking", "qwen_coder_plain"}
+READ_TWICE = (
+    *("qwen3_coder", "qwen_coder_plain", "nemotron_v3", "granite_thinking", "step3p5", "mimo", "seed_oss"),
+    *("glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4", "mistral"),
+)
+"""The families whose outputs `tests.families.reference` can read."""
 
 
 def test_the_families_of_this_file_are_offered() -> None:
@@ -142,6 +146,21 @@ def test_an_output_without_damage_is_what_the_model_meant(family: str, seed: int
     for call, (_, meant) in zip(message.calls, intended["calls"], strict=True):
         assert call.complete
         assert same_json(parsed(call.arguments), meant), (call.arguments, json.dumps(meant))
+
+
+@pytest.mark.parametrize("family", READ_TWICE)
+@settings(max_examples=3 * EXAMPLES)
+@given(seed=SEEDS)
+def test_an_output_says_what_a_plain_reading_of_the_whole_says(family: str, seed: int) -> None:
+    output = generate(family, seed)
+    try:
+        right = reference.message_of(output)
+    except reference.NotRead:
+        return
+    message = ours.parse_whole(output.case())
+    assert (message.reasoning, message.content) == (right.reasoning, right.content)
+    if family not in ("gemma4", "mistral"):  # of their calls, only the extent is read
+        assert message.calls == right.calls
 
 
 @pytest.mark.parametrize("family", OFFERED)

@@ -6,6 +6,8 @@ it, so that its state stays small; who hands the events on has seen every delta,
 - the text of an item is the ``delta`` of all its events, and its logprobs theirs;
 - the output of the response is the ``item`` of every ``response.output_item.done``.
 
+Events are numbered here too: a stream that was read again after a loss, in larger chunks, has fewer deltas.
+
 Holds the output so far, once.
 """
 
@@ -53,22 +55,24 @@ class ResponseStream:
         """The event's name and its JSON, complete. ``more``: for the last event, fields of the response that
         take the place of derender's. Raises msgspec.DecodeError for what is no event of derender's."""
         head = _head.decode(event)
-        self._sequence = head.sequence_number + 1
+        number, self._sequence = self._sequence, self._sequence + 1
         if head.delta is not None:
             self._texts.append(head.delta)
             if head.logprobs:
                 # They stand in a buffer that is not theirs.
                 self._logprobs += [Raw(bytes(entry)) for entry in head.logprobs]
-            return head.type, bytes(event)
-        if head.type == "response.created":
+        elif head.type == "response.created":
             self._begun = Raw(bytes(event))
-        if not (head.type.endswith(".done") or head.type in LIFECYCLE_ENDS):
+        closes = head.type.endswith(".done") or head.type in LIFECYCLE_ENDS
+        if not closes and head.sequence_number == number:
             return head.type, bytes(event)
         whole = msgspec.json.decode(event)
         if not isinstance(whole, dict):
             raise msgspec.DecodeError("not an event")
+        whole["sequence_number"] = number
         try:
-            self._fill(head.type, whole, more or {})
+            if closes:
+                self._fill(head.type, whole, more or {})
         except (KeyError, IndexError, TypeError) as error:
             raise msgspec.DecodeError(f"not an event of a response: {error!r}") from error
         return head.type, msgspec.json.encode(whole)

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 
 from orchestrator.demo.script import WEATHER_TOOL
 from tests.e2e.test_four_hops import becomes_idle, metric
-from tests.support import messages_stream
+from tests.support import messages_stream, response_events
 from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
 
 STREAMS = 12
-"""Chat; half as many of Messages beside them."""
+"""Chat; half as many of Messages, and of Responses, beside them."""
 ANSWER = (
     "<think>\nThe user asks about a walk tonight; é, 𓂀 and 🌦 are no letters of mine. "
     + "So it goes, step by step. " * 5
@@ -42,6 +42,12 @@ MESSAGES: dict[str, Any] = {
     "max_tokens": 2000,
     "messages": ASK["messages"],
     "tools": [{"name": "get_weather", "input_schema": WEATHER_TOOL["function"]["parameters"]}],
+}
+RESPONSES: dict[str, Any] = {
+    "model": "qwen3",
+    "input": ASK["messages"],
+    "tools": [{"type": "function", **WEATHER_TOOL["function"]}],
+    "include": ["message.output_text.logprobs"],
 }
 PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 
@@ -120,6 +126,12 @@ async def read_message(client: httpx.AsyncClient, halfway: asyncio.Barrier) -> d
         return messages_stream.read([json.loads(line[6:]) async for line in _events(response, halfway)])
 
 
+async def read_response(client: httpx.AsyncClient, halfway: asyncio.Barrier) -> dict[str, Any]:
+    async with client.stream("POST", "/v1/responses", json={**RESPONSES, "stream": True}) as response:
+        assert response.status_code == 200
+        return response_events.read([json.loads(line[6:]) async for line in _events(response, halfway)])
+
+
 async def _events(response: httpx.Response, halfway: asyncio.Barrier) -> AsyncIterator[str]:
     number = 0
     async for line in response.aiter_lines():
@@ -155,22 +167,29 @@ def test_every_stream_goes_on_elsewhere(
         message = httpx.post(f"{orchestrator.url}/v1/messages", json=MESSAGES, timeout=60)
         whole_message = message.raise_for_status().json()
 
-        async def run() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        response = httpx.post(f"{orchestrator.url}/v1/responses", json=RESPONSES, timeout=60)
+        whole_response = response.raise_for_status().json()
+
+        async def run() -> tuple[list[dict[str, Any]], ...]:
             async with httpx.AsyncClient(base_url=orchestrator.url, timeout=60) as client:
-                halfway = asyncio.Barrier(STREAMS + STREAMS // 2 + 1)
+                halfway = asyncio.Barrier(2 * STREAMS + 1)
                 streams = [asyncio.create_task(read(client, halfway)) for _ in range(STREAMS)]
                 messages = [asyncio.create_task(read_message(client, halfway)) for _ in range(STREAMS // 2)]
+                responses = [asyncio.create_task(read_response(client, halfway)) for _ in range(STREAMS // 2)]
                 await halfway.wait()
                 held = [metric(tier.url, "render_tier_session_streams") for tier in (doomed, backends.render)]
                 assert all(held) if sessions else not any(held)
                 await asyncio.to_thread(doomed.kill, sign)
-                return await asyncio.gather(*streams), await asyncio.gather(*messages)
+                kinds = (streams, messages, responses)
+                return tuple([await asyncio.gather(*each) for each in kinds])
 
-        chats, messages = asyncio.run(run())
+        chats, messages, responses = asyncio.run(run())
         for seen in chats:
             check(seen, whole, backends.token_ids)
         for message_seen in messages:
             check_message(message_seen, whole_message)
+        for response_seen in responses:
+            check_response(response_seen, whole_response)
         becomes_idle(orchestrator)
         assert metric(orchestrator.url, "pd_session_streams") == 0
         assert metric(backends.render.url, "render_tier_session_streams") == 0
@@ -202,3 +221,11 @@ def check_message(seen: dict[str, Any], whole: dict[str, Any]) -> None:
     assert kept[0] == kept[1]
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
     assert (seen["stop_reason"], seen["usage"]) == (whole["stop_reason"], whole["usage"])
+
+
+def check_response(seen: dict[str, Any], whole: dict[str, Any]) -> None:
+    """The same items, each with its logprobs; ids are of each request's own."""
+    assert response_events.without_ids(seen["output"]) == response_events.without_ids(whole["output"])
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
+    assert whole["output"][1]["content"][0]["logprobs"]
+    assert (seen["status"], seen["usage"]) == (whole["status"], whole["usage"])

@@ -76,6 +76,14 @@ def test_requests_do_not_share_what_they_have_said() -> None:
     assert done["text"] == ""
 
 
+def test_events_are_numbered_as_they_are_handed_on() -> None:
+    dialect = dialect_of("responses")
+    first, second = numbered(EVENTS)[:2], numbered(EVENTS)[1:5]  # read again from an earlier state
+    frames = read(dialect.frames(first, None) + dialect.frames(second, None))
+    assert [event["sequence_number"] for event in frames] == list(range(6))
+    assert frames[2]["delta"] == frames[1]["delta"]
+
+
 def test_a_failure_is_a_failed_response_and_an_error() -> None:
     dialect = dialect_of("responses")
     dialect.frames(numbered(EVENTS)[:6], None)

@@ -12,17 +12,16 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from openai.types.responses import Response
 
 from render_tier.derendering import Derenderer
 from render_tier.protocol.errors import BadRequest, ContextRequired
 from render_tier.protocol.response_stream import ResponseStream
 from tests.render_tier.derendering.conftest import EOS, Client
+from tests.support.response_events import read
 
 Make = Callable[..., Client]
 
-EVENT = TypeAdapter(ResponseStreamEvent)
 TOOLS = [
     {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False},
     {"type": "custom", "name": "note"},
@@ -116,42 +115,6 @@ def logprobs_of(ids: list[int]) -> list[Any]:
     return [{"token_id": i, "logprob": -0.5, "top_logprobs": [{"token_id": i, "logprob": -0.5}]} for i in ids]
 
 
-def check_as_openai_does(events: list[Any]) -> None:
-    """Every event is one of the official client's, and says of its item what the others say."""
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
-    opened: dict[int, dict[str, Any]] = {}
-    done: dict[int, dict[str, Any]] = {}
-    text = ""
-    for event in events:
-        parsed = EVENT.validate_python(event)
-        assert parsed.type == event["type"]
-        kind = event["type"]
-        if kind == "response.output_item.added":
-            assert event["output_index"] == len(opened)
-            assert opened.keys() == done.keys()
-            opened[event["output_index"]] = event["item"]
-            text = ""
-        elif kind.endswith(".delta"):
-            assert event["delta"] or event["logprobs"]
-            text += event["delta"]
-            assert event["item_id"] == opened[event["output_index"]]["id"]
-        elif kind == "response.output_item.done":
-            done[event["output_index"]] = event["item"]
-            first = opened[event["output_index"]]
-            assert {k: event["item"][k] for k in ("id", "type")} == {k: first[k] for k in ("id", "type")}
-            assert text == text_of(event["item"])
-    assert opened.keys() == done.keys()
-    assert events[-1]["type"] in ("response.completed", "response.incomplete")
-    assert events[-1]["response"]["output"] == [done[index] for index in sorted(done)]
-
-
-def text_of(item: dict[str, Any]) -> str:
-    if item["type"] == "function_call":
-        return str(item["arguments"])
-    return str(item["input"] if item["type"] == "custom_tool_call" else item["content"][0]["text"])
-
-
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
@@ -175,8 +138,7 @@ def test_streams_give_what_whole_gives(
     whole = who.whole(ids, logprobs={"content": entries})
     Response.model_validate(whole)
     events = who.stream(cut(ids, size), logprobs=entries)
-    check_as_openai_does(events)
-    assert events[-1]["response"] == whole
+    assert read(events) == whole
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -194,8 +156,7 @@ def test_any_output_in_any_chunking(
     places = sorted({0, *(place for place in cuts if place < len(ids)), len(ids)})
     pieces = [ids[a:b] for a, b in pairwise(places)] or [[]]
     events = who.stream(pieces, finish)
-    check_as_openai_does(events)
-    assert events[-1]["response"] == who.whole(ids, finish)
+    assert read(events) == who.whole(ids, finish)
 
 
 def test_an_answer_is_items_in_the_order_in_which_they_were_written(

@@ -123,6 +123,8 @@ class Settings(BaseModel):
     """Seconds in which a request body must have arrived."""
     inline_body_bytes: int = Field(default=4096, ge=0)
     """Smaller requests are answered on the event loop: a thread costs more than they do."""
+    inline_chunk_bytes: int = Field(default=16384, ge=0)
+    """The same for derender's calls with one chunk: most of a body is a request that is known already."""
     compression_min_bytes: int = Field(default=0, ge=0)
     """Size from which replies are compressed for clients that accept zstd or gzip; 0 for never."""
     compression_level: int = Field(default=1, ge=1, le=9)

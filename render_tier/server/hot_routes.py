@@ -21,6 +21,7 @@ from render_tier.server.runtime import Runtime
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
+CHUNK = b'"generate_chunk"'
 CLOSE = (b"connection", b"close")
 """For replies sent before the body was read: the rest of it must not be taken for the next request."""
 
@@ -78,7 +79,7 @@ class HotRoutes:
                     return self._compression.compressed(reply, reply_coding)
                 return reply
 
-            short = len(body) <= self._settings.inline_body_bytes and coding is None
+            short = coding is None and len(body) <= self._inline_limit(endpoint, body)
             if short and handle is endpoint.handle and endpoint.bounded:
                 return work()
             return await self._runtime.pools[endpoint.pool].run(work)
@@ -89,6 +90,11 @@ class HotRoutes:
         except Exception:
             log.exception("request_failed", route=endpoint.path)
             return error_reply(ApiError("Internal server error"))
+
+    def _inline_limit(self, endpoint: Endpoint, body: bytes) -> int:
+        settings = self._settings
+        chunk = endpoint.pool == "derender" and CHUNK in body[: settings.inline_chunk_bytes]
+        return settings.inline_chunk_bytes if chunk else settings.inline_body_bytes
 
     def _admit(self) -> None:
         if self._runtime.in_flight > self._settings.max_concurrency:

@@ -236,3 +236,23 @@ async def test_a_worker_that_is_killed_under_streams_is_replaced(
             await asyncio.gather(*(reader.step(ids, place) for reader in everyone))
     assert all(reader.tally.read == expected for reader in everyone)
     assert sum(reader.tally.moves for reader in everyone) > 0
+
+
+async def test_any_worker_shows_the_streams_of_all(server: ServerProcess, ids: list[int]) -> None:
+    async def shows(line: str) -> None:
+        async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
+            while line not in (await client.get(server.url + "/metrics")).text.splitlines():
+                await asyncio.sleep(0.05)
+
+    async with aiohttp.ClientSession() as http:
+        readers = [SessionReader(http, server.url, f"chatcmpl-{number}") for number in range(STREAMS)]
+        await asyncio.gather(*(reader.step(ids, 0) for reader in readers))
+        await shows(f"render_tier_session_streams {STREAMS:.1f}")
+        await shows(f"render_tier_sessions {STREAMS:.1f}")
+        await shows("render_tier_in_flight 0.0")
+        for reader in readers:
+            assert reader.socket is not None
+            await reader.socket.close()
+        await shows("render_tier_session_streams 0.0")
+        # Two messages, the opening and a chunk, of each.
+        await shows(f"render_tier_session_messages_total {2 * STREAMS:.1f}")

@@ -25,7 +25,7 @@ venv: check-python ## .venv with the project and everything for development
 venv-demo: check-python
 	@$(PYTHON) scripts/bootstrap.py --extra demo
 
-models: venv ## the models and tokenizers of the tests, in .cache/models (620 MB)
+models: venv ## the models and tokenizers of the tests, in .cache/models (630 MB)
 	@$(BIN)/python scripts/fetch_models.py
 
 models-demo: venv-demo

@@ -163,9 +163,8 @@ def main() -> None:
                     repeats = options.repeats if length <= 4096 else 1
                     mine.append(ours_timed(case, chunk, repeats))
                     if length <= options.peer_limit:
-                        times = 1 if length > 256 else options.repeats
-                        theirs.append(theirs_timed(runner, case, chunk, times, detokenize=False))
-                        server = theirs_timed(runner, case, chunk, times, detokenize=True)
+                        theirs.append(theirs_timed(runner, case, chunk, repeats, detokenize=False))
+                        server = theirs_timed(runner, case, chunk, repeats, detokenize=True)
                     else:
                         server = None
                     parse = theirs[-1] if length <= options.peer_limit else None

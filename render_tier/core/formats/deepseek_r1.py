@@ -6,16 +6,10 @@ the prompt closed reasoning. Tool markup inside reasoning is reasoning.
 
 from __future__ import annotations
 
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State
+from dataclasses import replace
 
-STATES = {"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})}
+from render_tier.core.formats.think_tags import THINK_TAGS
 
-DEEPSEEK_R1 = ReasoningFormat(
-    name="deepseek_r1",
-    states=STATES,
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
-    disabled_by={"enable_thinking": False, "thinking": False},
+DEEPSEEK_R1 = replace(
+    THINK_TAGS, name="deepseek_r1", disabled_by={"enable_thinking": False, "thinking": False}
 )

@@ -5,16 +5,15 @@ When nothing asks for it the whole output is the answer, ``<think>`` included.
 
 from __future__ import annotations
 
-from render_tier.core.formats.deepseek_r1 import STATES
-from render_tier.core.table import CONTENT, ReasoningFormat
+from dataclasses import replace
 
-DEEPSEEK_V3_REASONING = ReasoningFormat(
+from render_tier.core.formats.think_tags import THINK_TAGS
+from render_tier.core.table import CONTENT
+
+DEEPSEEK_V3_REASONING = replace(
+    THINK_TAGS,
     name="deepseek_v3",
-    states=STATES,
     initial=CONTENT,
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     disabled_by={"enable_thinking": False, "thinking": False},
     enabled_by={"enable_thinking": True, "thinking": True},
 )

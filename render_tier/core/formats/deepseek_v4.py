@@ -6,18 +6,17 @@ ends it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from render_tier.core.formats.deepseek_v32 import dsml_calls
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State
+from render_tier.core.formats.think_tags import THINK_TAGS
+from render_tier.core.table import CONTENT
 
 DEEPSEEK_V4 = dsml_calls("deepseek_v4", "tool_calls", variants=("toolcalls", "tool"))
 
-DEEPSEEK_V4_REASONING = ReasoningFormat(
+DEEPSEEK_V4_REASONING = replace(
+    THINK_TAGS,
     name="deepseek_v4",
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
     ended_by=("<｜DSML｜tool_calls>",),
     content_on={"<think>": "reasoning", "</think>": CONTENT},

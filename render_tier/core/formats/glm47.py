@@ -8,9 +8,12 @@ made, as in vLLM. A ``<think>`` in the answer opens reasoning again.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from render_tier.core.argument_writer import Key
+from render_tier.core.formats.think_tags import THINK_TAGS
 from render_tier.core.fragments import literal
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
+from render_tier.core.table import CONTENT, Region, State, ToolFormat
 from render_tier.core.xml_call import XmlCallFormat
 
 _START, _END = "<tool_call>", "</tool_call>"
@@ -47,14 +50,10 @@ GLM47 = ToolFormat(
     none_drops=True,
 )
 
-GLM47_REASONING = ReasoningFormat(
+GLM47_REASONING = replace(
+    THINK_TAGS,
     name="glm47",
     aliases=("glm45",),
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
     ended_by=(_START,),
     content_on={"<think>": "reasoning", "</think>": CONTENT},

@@ -7,20 +7,19 @@ with the call. Arguments may follow it at once, or be missing. Text after the fi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from render_tier.core.formats.think_tags import THINK_TAGS
 from render_tier.core.header_call import HeaderCallFormat
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
+from render_tier.core.table import CONTENT, Region, State, ToolFormat
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 _MARKERS = {_CALL: "call", _CALL_END: "section", _SECTION_END: "section", _SECTION: "section"}
 
-KIMI_K2_REASONING = ReasoningFormat(
+KIMI_K2_REASONING = replace(
+    THINK_TAGS,
     name="kimi_k2",
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
     ended_by=(_SECTION,),
     content_on={"</think>": CONTENT},

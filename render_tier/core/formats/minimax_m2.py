@@ -9,8 +9,10 @@ the opening tag.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from render_tier.core.argument_writer import Key
+from render_tier.core.formats.think_tags import THINK_TAGS
 from render_tier.core.fragments import blanks, literal, sequence
 from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
 from render_tier.core.xml_call import XmlCallFormat
@@ -79,13 +81,9 @@ MINIMAX_M2_APPEND_THINK = ReasoningFormat(
 )
 """Reasoning stays in the content, with the tag that the prompt has written put before it."""
 
-MINIMAX_M2_REASONING = ReasoningFormat(
+MINIMAX_M2_REASONING = replace(
+    THINK_TAGS,
     name="minimax_m2",
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
     ended_by=(_START,),
     content_on={"</think>": CONTENT},

@@ -6,16 +6,15 @@ Reasoning is ``<think>`` ... ``</think>`` in ordinary tokens. Calls are Python c
 
 from __future__ import annotations
 
-from render_tier.core.python_calls import PythonCallsFormat
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State, ToolFormat
+from dataclasses import replace
 
-OLMO3_REASONING = ReasoningFormat(
+from render_tier.core.formats.think_tags import THINK_TAGS
+from render_tier.core.python_calls import PythonCallsFormat
+from render_tier.core.table import CONTENT, Region, State, ToolFormat
+
+OLMO3_REASONING = replace(
+    THINK_TAGS,
     name="olmo3",
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     keeps_special_tokens=False,
 )
 

@@ -6,15 +6,14 @@ The model opens the block itself, or the prompt does; an output that never opens
 
 from __future__ import annotations
 
-from render_tier.core.table import CONTENT, ReasoningFormat, Region, State
+from dataclasses import replace
 
-QWEN3 = ReasoningFormat(
+from render_tier.core.formats.think_tags import THINK_TAGS
+from render_tier.core.table import CONTENT
+
+QWEN3 = replace(
+    THINK_TAGS,
     name="qwen3",
-    states={"reasoning": State(text=Region.REASONING, on={"<think>": "reasoning", "</think>": CONTENT})},
-    initial="reasoning",
-    opened="reasoning",
-    start="<think>",
-    end="</think>",
     ended_by_tools=frozenset({"reasoning"}),
     ended_by=("<tool_call>",),
     content_on={"</think>": CONTENT},  # models write it twice; the second one is not shown either

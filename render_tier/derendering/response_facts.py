@@ -65,8 +65,9 @@ def response_facts(request: ResponsesRequest, data: Mapping[str, Any], model: Se
 
 
 def _json(value: Any) -> Raw:
-    """Python's reader of JSON takes integers that no client could read back; such a value is not repeated."""
+    """Python's reader of JSON takes integers, and depths, that no client could read back; such a value is not
+    repeated."""
     try:
         return Raw(msgspec.json.encode(value))
-    except OverflowError:
+    except (OverflowError, RecursionError):
         return Raw(b"null")

@@ -38,6 +38,7 @@ class _Head(msgspec.Struct):
 
 
 _head = msgspec.json.Decoder(_Head)
+_object = msgspec.json.Decoder(dict[str, Raw])
 
 
 class ResponseStream:
@@ -66,26 +67,24 @@ class ResponseStream:
         closes = head.type.endswith(".done") or head.type in LIFECYCLE_ENDS
         if not closes and head.sequence_number == number:
             return head.type, bytes(event)
-        whole = msgspec.json.decode(event)
-        if not isinstance(whole, dict):
-            raise msgspec.DecodeError("not an event")
-        whole["sequence_number"] = number
+        fields: dict[str, Any] = dict(_object.decode(event))
+        fields["sequence_number"] = number
         try:
             if closes:
-                self._fill(head.type, whole, more or {})
+                self._fill(head.type, fields, more or {})
         except (KeyError, IndexError, TypeError) as error:
             raise msgspec.DecodeError(f"not an event of a response: {error!r}") from error
-        return head.type, msgspec.json.encode(whole)
+        return head.type, msgspec.json.encode(fields)
 
     def failed(self, error: Mapping[str, Any]) -> Iterable[tuple[str, bytes]]:
         """The end of a stream that cannot go on. ``error`` is what an error answer's body has as such. The
         second event is the one that OpenAI's clients raise on."""
         events: list[tuple[str, dict[str, Any]]] = []
         if self._begun is not None:
-            response = msgspec.json.decode(self._begun)["response"]
+            response = _object.decode(_object.decode(self._begun)["response"])
             told = {"code": "server_error", "message": error["message"]}
-            response |= {"status": "failed", "error": told, "output": self.output}
-            events.append(("response.failed", {"response": response}))
+            end = {"status": "failed", "error": told, "output": self.output}
+            events.append(("response.failed", {"response": {**response, **end}}))
         told = {name: error.get(name) for name in ("message", "param")}
         events.append(("error", {"code": error.get("type"), **told, "error": dict(error)}))
         self.ended = True
@@ -96,7 +95,9 @@ class ResponseStream:
 
     def _fill(self, kind: str, event: dict[str, Any], more: Mapping[str, Any]) -> None:
         if kind in LIFECYCLE_ENDS:
-            event["response"] |= {"output": self.output, **more}
+            # What the response repeats of the request stays as it is, however deep.
+            response = _object.decode(event["response"])
+            event["response"] = {**response, "output": self.output, **more}
             self.ended = True
             return
         text = "".join(self._texts)
@@ -104,10 +105,11 @@ class ResponseStream:
             event[TEXT_FIELDS[kind]] = text
             self._fill_logprobs(event)
         elif kind == "response.content_part.done":
-            event["part"]["text"] = text
-            self._fill_logprobs(event["part"])
+            part = event["part"] = msgspec.json.decode(event["part"])
+            part["text"] = text
+            self._fill_logprobs(part)
         elif kind == "response.output_item.done":
-            item = event["item"]
+            item = event["item"] = msgspec.json.decode(event["item"])
             if item["type"] in ITEM_TEXT_FIELDS:
                 item[ITEM_TEXT_FIELDS[item["type"]]] = text
             else:

@@ -13,7 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import messages_corpus
 from tests.support.processes import ServerProcess
+from tests.support.render_corpus import comparable as corpus_comparable
+from tests.support.render_corpus import without_eos
 from tests.vllm.render_bodies import CHAT, COMPLETIONS
 
 DEFAULTS: dict[str, Any] = {
@@ -91,6 +94,19 @@ def test_completions(name: str, peer: httpx.Client, ours: httpx.Client, eos: set
     mine = [comparable(one, eos) for one in render(ours, path, COMPLETIONS[name])]
     assert [one["token_ids"] for one in mine] == [one["token_ids"] for one in theirs]
     assert mine == theirs
+
+
+def test_messages(peer: httpx.Client, ours: httpx.Client, eos: set[int]) -> None:
+    """Requests of every kind, refusals too: status, error type and parameter are equal."""
+    wrong = []
+    for name, (path, body) in messages_corpus.corpus("qwen3").items():
+        theirs, mine = (
+            without_eos(corpus_comparable(answer.status_code, answer.json()), tuple(eos))
+            for answer in (client.post(path, json=body) for client in (peer, ours))
+        )
+        if mine != theirs and not messages_corpus.known("qwen3", name, mine, theirs):
+            wrong.append((name, mine, theirs))
+    assert not wrong, f"{len(wrong)} differ, the first: {wrong[0]}"
 
 
 def test_max_tokens_is_never_left_out(ours: httpx.Client) -> None:

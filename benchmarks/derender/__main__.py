@@ -76,7 +76,8 @@ async def costs(
                 goals.least(what, known[aims.AT_TOKENS].cpu / mine.cpu, aims.TIMES_LESS)
         for length, mine in ways["session"]:
             what = f"µs a token in a session, {length} tokens, prompt of {size}"
-            goals.most(what, mine.cpu / length * 1e6, aims.SESSION_MICROSECONDS, "{:.0f}")
+            note = f" (quietest turn {mine.quietest * 1e6:.0f})"
+            goals.most(what, mine.cpu / length * 1e6, aims.SESSION_MICROSECONDS, "{:.0f}", note)
 
 
 def loads(

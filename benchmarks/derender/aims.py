@@ -24,8 +24,8 @@ RENDER_MOVED = 1.20
 class Aims:
     rows: list[tuple[str, str, str, str]] = field(default_factory=list)
 
-    def most(self, what: str, value: float, limit: float, form: str = "{:.2f}") -> None:
-        self._add(what, form.format(value), f"<= {form.format(limit)}", value <= limit)
+    def most(self, what: str, value: float, limit: float, form: str = "{:.2f}", note: str = "") -> None:
+        self._add(what, form.format(value) + note, f"<= {form.format(limit)}", value <= limit)
 
     def least(self, what: str, value: float, limit: float, form: str = "{:.0f}") -> None:
         self._add(what, form.format(value), f">= {form.format(limit)}", value >= limit)

@@ -43,7 +43,11 @@ def before_others(pid: int, rank: int) -> None:
 def settled(server: ServerProcess, within: float = 120.0) -> None:
     """Wait until a render tier has loaded all that it loads beside its first requests."""
     until = time.monotonic() + within
-    while "render_tier_tokenizer_engine{" not in httpx.get(server.url + "/metrics", trust_env=False).text:
+    while "render_tier_tokenizer_engine{" not in _metrics(server):
         if time.monotonic() > until:
             raise TimeoutError("the render tier has not settled")
         time.sleep(0.2)
+
+
+def _metrics(server: ServerProcess) -> str:
+    return httpx.get(server.url + "/metrics", trust_env=False, timeout=60.0).text

@@ -25,6 +25,8 @@ from render_tier.protocol.errors import ApiError, PayloadTooLarge
 log = structlog.get_logger(__name__)
 
 JSON = b"application/json"
+ID_HEADERS = (b"x-request-id", b"request-id")
+"""Where the clients of OpenAI and of Anthropic look for a request's id."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -160,7 +162,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], services: Serv
 
 def _start(status: int, headers: list[tuple[bytes, bytes]], response_id: str | None) -> Message:
     if response_id is not None:
-        headers.append((b"x-request-id", response_id.encode("latin-1")))
+        headers += [(name, response_id.encode("latin-1")) for name in ID_HEADERS]
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 

@@ -140,6 +140,19 @@ async def test_a_failure_after_output_is_an_error_event_and_the_end(launch: Laun
         await stack.settled()
 
 
+async def test_the_client_finds_the_requests_id(launch: Launch) -> None:
+    async with launch() as stack:
+        async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="none", max_retries=0) as client:
+            answer = await client.messages.create(**BODY)
+            assert answer._request_id is not None
+            assert answer.id == f"msg_{answer._request_id}"
+            stack.render.faults[RENDER].append(Status(400, BAD))
+            with pytest.raises(anthropic.BadRequestError) as raised:
+                await client.messages.create(**BODY)
+            assert raised.value.request_id
+        await stack.settled()
+
+
 async def test_the_client_raises_on_an_error_event(launch: Launch) -> None:
     async with launch(pace=0.2, settings={"policy": {"decode_attempts": 1}}) as stack:
         stack.decode[0].faults[GENERATE].append(HalfClose(3))

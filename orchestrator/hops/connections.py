@@ -1,8 +1,8 @@
 """Kept-alive HTTP/1.1 connections whose answers are handed over as they come, by callbacks.
 
-For streams of many small pieces: a piece goes from the socket through the parser (httptools) to its handler
-in one call, where a reader task would be woken for each. One exchange at a time on a connection. A connection
-is kept when the answer was read to its end and both sides allow it, at most ``keepalive`` seconds.
+Made for streams of many small pieces: a piece goes from the socket through the parser (httptools) to its
+handler in one call, where a reader task would be woken for each. One exchange at a time on a connection. A
+connection is kept when the answer was read to its end and both sides allow it, at most ``keepalive`` seconds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Connection {self.origin} busy={self._handler is not None} closed={self.closed}>"
+        return f"<Connection {self.origin} busy={self._answering} closed={self.closed}>"
 
     @property
     def closed(self) -> bool:
@@ -70,24 +70,30 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._transport.write(request)
 
-    def pause(self) -> None:
-        if not self.closed:
+    # A handler whose exchange is over no longer has the connection: it may be another's by now.
+
+    def pause(self, handler: Handler) -> None:
+        if self._handler is handler and not self.closed:
             assert self._transport is not None
             self._transport.pause_reading()
 
-    def resume(self) -> None:
-        if not self.closed:
+    def resume(self, handler: Handler) -> None:
+        if self._handler is handler and not self.closed:
             assert self._transport is not None
             self._transport.resume_reading()
 
-    def let_go(self) -> None:
-        """The handler has all that it wants. What is still to come of the answer is read and dropped."""
-        self._handler = None
-        if self._answering:
-            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.abort)
+    def let_go(self, handler: Handler) -> None:
+        """``handler`` has all that it wants. What is still to come of the answer is read and dropped."""
+        if self._handler is handler:
+            self._handler = None
+            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.close)
 
-    def abort(self) -> None:
-        """Break the connection off, which the other side sees as a disconnect."""
+    def abort(self, handler: Handler) -> None:
+        """Break the exchange off, which the other side sees as a disconnect."""
+        if self._handler is handler:
+            self.close()
+
+    def close(self) -> None:
         self._handler = None
         self._stop_timer()
         if self._transport is not None:
@@ -102,7 +108,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._answering:
-            self.abort()  # nothing was asked
+            self.close()  # nothing was asked
             return
         try:
             self._feed(data)
@@ -116,7 +122,7 @@ class Connection(asyncio.Protocol):
                     member=self._url,
                 )
             )
-            self.abort()
+            self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -160,10 +166,10 @@ class Connection(asyncio.Protocol):
         self._complete()
         if reusable and not self.closed:
             self._stop_timer()
-            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.abort)
+            self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.close)
             self._owner.keep(self)
         else:
-            self.abort()
+            self.close()
 
     # ---- small parts ---------------------------------------------------------------------------------------
 
@@ -200,13 +206,20 @@ class Connections:
     def __repr__(self) -> str:
         return f"<Connections {self._all!r}>"
 
-    async def post(
-        self, hop: HopName, url: str, body: bytes, headers: Mapping[str, str], handler: Handler
+    async def send(
+        self,
+        hop: HopName,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        handler: Handler,
     ) -> Connection:
-        """Send a JSON body; the answer goes to ``handler``. Raises ``HopError`` when nobody is there."""
+        """Send a request, with a JSON ``body`` or none; the answer goes to ``handler``. Raises ``HopError``
+        when nobody is there."""
         target = URL(url)
         origin = (target.scheme, target.raw_host or "", target.port or 80)
-        request = _request(target, body, {**self._headers, **headers})
+        request = _request(method, target, body, {**self._headers, **headers})
         connection = self._kept(origin) or await self._connect(hop, url, origin)
         if connection.closed:
             raise Unreachable(hop, f"the connection to the {hop} tier was lost", member=url)
@@ -227,7 +240,7 @@ class Connections:
 
     async def close(self) -> None:
         for connection in list(self._all):
-            connection.abort()
+            connection.close()
         # Connections that were broken off close in the loop's next turn.
         await asyncio.sleep(0)
 
@@ -260,9 +273,11 @@ class Connections:
         return self._tls
 
 
-def _request(target: URL, body: bytes, headers: Mapping[str, str]) -> bytes:
-    lines = [f"POST {target.raw_path_qs} HTTP/1.1", f"Host: {target.raw_authority.rpartition('@')[2]}"]
-    sent = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
+def _request(method: str, target: URL, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+    lines = [f"{method} {target.raw_path_qs} HTTP/1.1", f"Host: {target.raw_authority.rpartition('@')[2]}"]
+    sent = dict(headers)
+    if body is not None:
+        sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
     if target.user is not None:
         secret = base64.b64encode(f"{target.user}:{target.password or ''}".encode()).decode()
         sent.setdefault("Authorization", f"Basic {secret}")
@@ -270,4 +285,4 @@ def _request(target: URL, body: bytes, headers: Mapping[str, str]) -> bytes:
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
         raise ValueError("a line break in a header")
-    return head.encode("latin-1") + b"\r\n\r\n" + body
+    return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")

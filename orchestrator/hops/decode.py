@@ -68,17 +68,17 @@ class DecodeStream:
         client.on_exchange(+1)
         self._clock = IdleClock(client.first_timeout, client.idle_timeout, self._silent)
         try:
-            self._connection = await client.connections.post(
-                "decode", self._url, self._body, self._headers, self
+            self._connection = await client.connections.send(
+                "decode", "POST", self._url, self._body, self._headers, self
             )
             if self._paused:
-                self._connection.pause()
+                self._connection.pause(self)
             await self._done
         except BaseException:
             if self._done.done() and not self._done.cancelled():
                 self._done.exception()  # nobody else asks, when the connection was not made
             if self._connection is not None:
-                self._connection.abort()
+                self._connection.abort(self)
             raise
         finally:
             self._clock.stop()
@@ -89,7 +89,7 @@ class DecodeStream:
         if not self._paused:
             self._paused = True
             if self._connection is not None:
-                self._connection.pause()
+                self._connection.pause(self)
             if self._clock is not None:
                 self._clock.pause()
 
@@ -100,7 +100,7 @@ class DecodeStream:
                 self._clock.run()
             self._deliver()
             if not self._paused and self._connection is not None:
-                self._connection.resume()
+                self._connection.resume(self)
 
     # ---- Handler -------------------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class DecodeStream:
         elif not self._done.done():
             self._done.set_result(None)
             if self._connection is not None:
-                self._connection.let_go()
+                self._connection.let_go(self)
 
     def _fail(self, error: Exception) -> None:
         if not self._done.done():

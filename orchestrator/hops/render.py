@@ -66,7 +66,7 @@ class RenderClient:
             )
         except RenderReplyError as error:
             raise garbled("render", url, error) from error
-        return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER))
+        return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER.lower()))
 
     async def count_tokens(
         self, base_url: str, body: bytes, headers: Mapping[str, str], budget: float

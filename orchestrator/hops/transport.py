@@ -1,16 +1,17 @@
-"""How the hops talk HTTP: one shared aiohttp session, bounded reads, and every failure as a ``HopError``."""
+"""How the hops talk HTTP: kept-alive connections, bounded reads, and every failure as a ``HopError``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from orchestrator.hops.connections import Connections
 from orchestrator.hops.errors import (
     Absent,
     Garbled,
@@ -22,18 +23,61 @@ from orchestrator.hops.errors import (
     error_from_answer,
 )
 
-JSON_HEADERS = {"Content-Type": "application/json"}
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:
+    """``headers`` has lower-case names."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
+class _Whole:
+    """Collects one answer: at most ``max_reply_bytes`` of one with status 200, the beginning of another."""
+
+    def __init__(self, hop: HopName, url: str, max_reply_bytes: int, max_error_bytes: int) -> None:
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._hop: HopName = hop
+        self._url = url
+        self._max_reply_bytes = max_reply_bytes
+        self._max_error_bytes = max_error_bytes
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._headers = status, headers
+
+    def body(self, piece: bytes) -> None:
+        if self.reply.done():
+            return
+        self._parts.append(piece)
+        self._size += len(piece)
+        if self._status != 200:
+            if self._size >= self._max_error_bytes:
+                self.complete()
+        elif self._size > self._max_reply_bytes:
+            detail = f"over {self._max_reply_bytes} bytes"
+            message = f"the {self._hop} tier's answer is too large"
+            self.failed(Garbled(self._hop, message, detail=detail, member=self._url))
+
+    def complete(self) -> None:
+        if not self.reply.done():
+            body = b"".join(self._parts)
+            if self._status != 200:
+                body = body[: self._max_error_bytes]
+            self.reply.set_result(Reply(self._status, self._headers, body))
+
+    def failed(self, error: HopError) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
 class Transport:
-    """Owns the session. ``on_exchange(+1 or -1)`` counts open exchanges, for the idle integrity check."""
+    """Owns the connections to one kind of server. ``on_exchange(+1 or -1)`` counts open exchanges, for the
+    idle integrity check."""
 
     def __init__(
         self,
@@ -45,65 +89,20 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         on_exchange: Callable[[int], None] | None = None,
     ) -> None:
+        self.connections = Connections(connect_timeout=connect_timeout, keepalive=keepalive, headers=headers)
+        self._connect_timeout = connect_timeout
+        self._headers = headers
         self._max_reply_bytes = max_reply_bytes
         self._max_error_bytes = max_error_bytes
         self._on_exchange = on_exchange or (lambda _change: None)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=keepalive),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
-            headers=headers,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=True,
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        await self._session.close()
-        # Connections that were broken off close in the loop's next turn.
-        await asyncio.sleep(0)
-
-    @asynccontextmanager
-    async def open(
-        self, hop: HopName, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange, from request to the closing of its response. The body is read inside.
-
-        Leaving the context early closes the connection, which an engine takes as a disconnect.
-        """
-        sent = {**JSON_HEADERS, **headers} if body is not None else headers
-        self._on_exchange(+1)
-        try:
-            with mapped_errors(hop, url):
-                async with self._session.request(
-                    method, url, data=body, headers=sent, allow_redirects=False
-                ) as response:
-                    yield response
-        finally:
-            self._on_exchange(-1)
-
-    async def read(self, hop: HopName, url: str, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        """The whole body, at most ``limit`` bytes."""
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.content.iter_any():
-            size += len(part)
-            if size > limit:
-                raise Garbled(
-                    hop, f"the {hop} tier's answer is too large", detail=f"over {limit} bytes", member=url
-                )
-            parts.append(part)
-        return b"".join(parts)
-
-    async def expect_ok(self, hop: HopName, url: str, response: aiohttp.ClientResponse) -> None:
-        """Raise the error that a non-200 answer is."""
-        if response.status != 200:
-            parts: list[bytes] = []
-            size = 0
-            async for part in response.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size >= self._max_error_bytes:
-                    break
-            raise error_from_answer(hop, url, response.status, b"".join(parts)[: self._max_error_bytes])
+        await self.connections.close()
+        if self._session is not None:
+            await self._session.close()
+            # Connections that were broken off close in the loop's next turn.
+            await asyncio.sleep(0)
 
     async def call(
         self,
@@ -120,18 +119,21 @@ class Transport:
         if budget <= 0:
             # A hop that cannot finish is not started.
             raise TimedOut(hop, f"no time is left for the {hop} hop", member=url)
-        with timeout_as_hop_error(hop, url):
-            async with asyncio.timeout(budget), self.open(hop, method, url, body, headers or {}) as response:
-                await self.expect_ok(hop, url, response)
-                content = await self.read(hop, url, response, self._max_reply_bytes)
-                return Reply(response.status, response.headers, content)
+        reply = await self._exchange(hop, method, url, body, headers or {}, budget)
+        if reply.status != 200:
+            raise error_from_answer(hop, url, reply.status, reply.body)
+        return reply
+
+    async def status(self, url: str, budget: float) -> int:
+        """The status of a GET whose answer does not matter. Raises ``HopError`` when there is none."""
+        return (await self._exchange("render", "GET", url, None, {}, budget)).status
 
     async def connect(self, hop: HopName, url: str, heartbeat: float) -> aiohttp.ClientWebSocketResponse:
         """A WebSocket. ``heartbeat``: seconds between pings that find out whether the other side is alive.
         Raises ``NotOffered`` when the handshake is refused, another ``HopError`` when there is nobody."""
         with mapped_errors(hop, url):
             try:
-                return await self._session.ws_connect(
+                return await self._websockets().ws_connect(
                     url,
                     heartbeat=heartbeat,
                     max_msg_size=self._max_reply_bytes,
@@ -143,12 +145,39 @@ class Transport:
                     hop, f"the {hop} tier offers no sessions", detail=repr(error), member=url
                 ) from error
 
-    async def status(self, url: str, budget: float) -> int:
-        """The status of a GET whose answer does not matter. Raises ``HopError`` when there is none."""
-        with timeout_as_hop_error("render", url):
-            async with asyncio.timeout(budget), self.open("render", "GET", url, None, {}) as response:
-                await self.read("render", url, response, self._max_reply_bytes)
-                return response.status
+    async def _exchange(
+        self,
+        hop: HopName,
+        method: str,
+        url: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        budget: float,
+    ) -> Reply:
+        """Being cancelled closes the connection, which an engine takes as a disconnect."""
+        whole = _Whole(hop, url, self._max_reply_bytes, self._max_error_bytes)
+        connection = None
+        self._on_exchange(+1)
+        try:
+            with timeout_as_hop_error(hop, url):
+                async with asyncio.timeout(budget):
+                    connection = await self.connections.send(hop, method, url, body, headers, whole)
+                    reply = await whole.reply
+            return reply
+        finally:
+            if connection is not None:
+                connection.abort(whole)
+            self._on_exchange(-1)
+
+    def _websockets(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.selection import Affinity, PolicyName
-from orchestrator.hops.connections import Connections
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
 from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers
@@ -70,13 +69,8 @@ class Services:
             else None
         )
         self.prefill_client = PrefillClient(self.engine_transport)
-        self._decode_connections = Connections(
-            connect_timeout=timeouts.connect,
-            keepalive=timeouts.keepalive,
-            headers=_credentials(members.engine_api_key),
-        )
         self.decode_client = DecodeClient(
-            self._decode_connections,
+            self.engine_transport.connections,
             first_timeout=timeouts.decode_first,
             idle_timeout=timeouts.decode_idle,
             max_event_bytes=settings.limits.event_bytes,
@@ -163,7 +157,6 @@ class Services:
         await self.supervisor.close(self.settings.server.grace)
         if self.sessions is not None:
             await self.sessions.close()
-        await self._decode_connections.close()
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
 
@@ -259,7 +252,7 @@ class Services:
             keepalive=timeouts.keepalive,
             max_reply_bytes=limits.reply_bytes,
             max_error_bytes=limits.error_bytes,
-            headers=_credentials(key),
+            headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
             on_exchange=self._count_exchange if counted else None,
         )
 
@@ -306,7 +299,3 @@ class Services:
             return await self._probe_transport.status(url, self.settings.health.timeout)
         except HopError:
             return None
-
-
-def _credentials(key: SecretStr | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}

@@ -75,7 +75,7 @@ async def test_67_stale_or_reused_params_never_reach_decode(fault: Any) -> None:
 
 
 async def test_67_a_decode_retry_runs_prefill_again() -> None:
-    async with launched() as stack:
+    async with launched(settings={"policy": {"retry_lone_decode": True}}) as stack:
         stack.decode[0].faults[GENERATE].append(Status(500))
         assert (await ask(stack)).status_code == 200
         used = [leg["kv_transfer_params"]["remote_request_id"] for leg in decode_legs(stack)]

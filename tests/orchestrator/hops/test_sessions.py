@@ -56,7 +56,7 @@ async def pool_of(serve: Serve, **options: Any) -> AsyncIterator[tuple[SessionPo
     )
     settings = {
         "streams_per_connection": 64,
-        "connect_timeout": 1.0,
+        "connect_timeout": 20.0,
         "answer_within": 30.0,
         "heartbeat": 5.0,
         "recheck": 60.0,

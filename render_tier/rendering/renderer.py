@@ -224,6 +224,7 @@ class Renderer:
                 param="previous_response_id",
                 type="invalid_request_error",
             )
+        self._sampling.check_asked(request.max_output_tokens, "max_output_tokens")
         joined = self._native is None or self._native.joins_parts
         chat = responses_as_chat.as_chat(request, joined=joined)
         rendered = self._render(chat, request.request_id or f"resp_{self._new_id()}", "max_output_tokens")

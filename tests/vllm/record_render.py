@@ -22,7 +22,7 @@ import httpx
 
 from tests.support import messages_corpus, render_corpus, responses_corpus, vllm
 from tests.support.processes import ServerProcess
-from tests.support.render_corpus import ALL, NATIVE, comparable, lay_out, request_digest
+from tests.support.render_corpus import ALL, SERVERS, comparable, lay_out, request_digest
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
 CORPORA = {
@@ -30,6 +30,8 @@ CORPORA = {
     "messages": messages_corpus.corpus,
     "responses": responses_corpus.corpus,
 }
+MODELS_OF = {"render": ALL, "messages": SERVERS, "responses": responses_corpus.MODELS}
+"""By corpus."""
 DATA = render_corpus.DATA.parent
 
 
@@ -66,7 +68,7 @@ def main() -> None:
     chosen = [names.pop(0)] if names and names[0] in CORPORA else list(CORPORA)
     for name in names or ALL:
         with tempfile.TemporaryDirectory() as scratch, server(name, Path(scratch)) as process:
-            for corpus in chosen if name not in NATIVE else ["render"]:
+            for corpus in (each for each in chosen if name in MODELS_OF[each]):
                 try:
                     given = list(answers(corpus, name, process.url))
                 except httpx.TransportError as error:

@@ -1,6 +1,7 @@
 """The recorded answers of the render corpora are what a live `vllm launch render` gives.
 
-That ours equal the recorded ones is `tests/conformance/test_render_corpus.py`, `test_messages_corpus.py`.
+That ours equal the recorded ones is `tests/conformance/test_render_corpus.py`, `test_messages_corpus.py` and
+`test_responses_corpus.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.render_corpus import ALL, SERVERS
-from tests.vllm.record_render import CORPORA, DATA, answers, server
+from tests.support.render_corpus import ALL
+from tests.vllm.record_render import CORPORA, DATA, MODELS_OF, answers, server
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_vllm_answers_as_recorded(name: str, tmp_path: Path) -> None:
     with server(name, tmp_path) as process:
-        for corpus in CORPORA if name in SERVERS else ("render",):
+        for corpus in (each for each in CORPORA if name in MODELS_OF[each]):
             recording = (DATA / corpus / f"{name}.jsonl").read_text().splitlines()
             for live, before in zip(answers(corpus, name, process.url), recording, strict=True):
                 assert live == json.loads(before), corpus

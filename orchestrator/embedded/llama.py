@@ -23,6 +23,7 @@ import numpy as np
 
 from orchestrator.embedded.backend import DecodeRow
 from orchestrator.embedded.elementwise import Rotary, rms_norm, swiglu
+from orchestrator.embedded.kernels import Products
 from orchestrator.embedded.kv_store import KVLayout, KVStore, SequenceKV
 from orchestrator.embedded.prefill import ChunkPass
 from orchestrator.embedded.projection import WIDTHS, Projection, joined, padded, rows_are_independent
@@ -45,14 +46,20 @@ class Llama:
     """Computes with mapped weights and a KV store; not thread-safe (one model thread owns it)."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, store: KVStore, max_positions: int, workers: Workers
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        store: KVStore,
+        max_positions: int,
+        products: Products,
+        workers: Workers,
     ) -> None:
         self.config = config
         self.store = store
         self._weights = weights
         self._workers = workers
         self._rotary = Rotary(config, max_positions)
-        self._chunk = ChunkPass(config, weights, store, self._rotary, workers)
+        self._chunk = ChunkPass(config, weights, store, self._rotary, products, workers)
         self._scale = np.float32(config.head_dim**-0.5)
         self._layers = [_LayerProjections(layer) for layer in weights.layers]
         self._head = Projection((weights.head,))

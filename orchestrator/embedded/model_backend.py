@@ -11,6 +11,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from orchestrator.embedded.backend import Decoded, DecodeRow, PromptLogprobs, SequenceSource
+from orchestrator.embedded.kernels import best_products
 from orchestrator.embedded.kv_store import KVStore
 from orchestrator.embedded.llama import Llama
 from orchestrator.embedded.projection import WIDTHS
@@ -59,11 +60,11 @@ class ModelBackend:
         self.max_model_len = max_model_len or config.max_position_embeddings
         self.fingerprint = fingerprint(directory)
         self.store = KVStore(Llama.layout(config, block_size), blocks)
-        self._model = Llama(
-            config, load_weights(directory, config), self.store, self.max_model_len, Workers(threads)
-        )
+        products = best_products()
+        weights = load_weights(directory, config)
+        self._model = Llama(config, weights, self.store, self.max_model_len, products, Workers(threads))
         rows = "together" if self._model.rows_together else "apart"
-        self.arithmetic = f"{describe_arithmetic(blas)}; rows {rows}"
+        self.arithmetic = f"{describe_arithmetic(blas)}; rows {rows}; {products.describe}"
         log.info("computes on %d threads with %s", threads, self.arithmetic)
 
     def open_sequence(self, prompt: Sequence[int], settings: SamplingSettings, index: int) -> SequenceSource:

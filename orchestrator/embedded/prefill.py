@@ -7,16 +7,14 @@ the number of threads.
   products are large enough for BLAS to be efficient, and its activations stay in the cache. Slices meet twice
   a layer: before attention, when all keys and values are written, and after it. Attention is shared out by
   slices and heads, because later slices have more of it.
-- A short chunk is one slice, as BLAS is slow with few columns, and the threads share its products by rows
-  and its attention by heads.
+- A short chunk is one slice, as weights should be read for as many columns as there are, and the threads
+  share its products by rows and its attention by heads.
 - The rest of the last layer, after its keys and values, is computed for the prompt's last token alone: by
   itself, whatever else is asked for.
 
-Activations are kept with tokens as columns, ``(features, tokens)``. Then ``weights @ activations`` is the
-product for which OpenBLAS is fastest (CPU ms a token for SmolLM2-135M on a 2.1 GHz core with AVX-512: 1.75
-with 128 columns, 1.55 with 256, 1.50 with 512; with tokens as rows 2.04, 1.68, 1.56), and heads are rows: no
-step moves them about. An odd number of columns makes it a sixth slower: a slice is filled up with columns of
-zeros, which stay zeros.
+Activations are kept with tokens as columns, ``(features, tokens)``: ``weights @ activations`` is the product
+for which BLAS is fastest, too, and heads are rows, so no step moves them about. A slice is filled up with
+columns of zeros, which stay zeros, to a number of columns that is good for products (``kernels``).
 """
 
 from __future__ import annotations
@@ -29,15 +27,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.embedded.elementwise import Rotary, Turns, swiglu
+from orchestrator.embedded.kernels import BlasProducts, Products
 from orchestrator.embedded.kv_store import KVStore, SequenceKV
+from orchestrator.embedded.scratch import Scratch
 from orchestrator.embedded.weights import FloatArray, LayerWeights, ModelConfig, Weights
 from orchestrator.embedded.workers import Piece, Workers
 
 SLICE_TOKENS = 256
 """Bound of a slice."""
-
-COLUMNS = 8
-"""A slice has a multiple of so many columns."""
 
 ATTENTION_COLUMNS = 128
 """Queries that attend at a time: scores that lie in the cache, and few scores of keys after the query."""
@@ -51,8 +48,12 @@ BLOCK_NUMBERS = 64 * 1024
 FEW_SCORES = 64 * 64
 """Scores of a head up to which all heads attend in one piece."""
 
-PIECE_ROWS = 288
-"""Bound of the rows of a product that a thread takes of a lone slice."""
+MANY_KEYS = 1024
+"""Keys from which the scores of one head are all that the cache holds."""
+
+PIECE_ROWS = 384
+ROW_UNIT = 48
+"""Bound of the rows of a product that a thread takes of a lone slice; a multiple of so many."""
 
 
 def cut(count: int, parts: int) -> list[tuple[int, int]]:
@@ -70,21 +71,6 @@ def one_by_one(pieces: list[Piece]) -> None:
         piece()
 
 
-class Scratch:
-    """Arrays that are used again and again, so that their memory need not be taken afresh each time."""
-
-    def __init__(self) -> None:
-        self._memory: dict[str, FloatArray] = {}
-
-    def take(self, name: str, *shape: int) -> FloatArray:
-        """An array of undefined content; what was taken before under the name is overwritten."""
-        size = int(np.prod(shape))
-        memory = self._memory.get(name)
-        if memory is None or len(memory) < size:
-            memory = self._memory[name] = np.empty(size, dtype=np.float32)
-        return memory[:size].reshape(shape)
-
-
 class _OfThread(threading.local):
     """What each thread has for itself."""
 
@@ -97,7 +83,13 @@ class _Slice:
     ``share`` computes pieces of work on it; ``alone``: they may run at the same time."""
 
     def __init__(
-        self, x: FloatArray, start: int, count: int, scratch: Scratch, workers: Workers | None
+        self,
+        x: FloatArray,
+        start: int,
+        count: int,
+        products: Products,
+        scratch: Scratch,
+        workers: Workers | None,
     ) -> None:
         self.alone = workers is not None
         self.share = one_by_one if workers is None else workers.run
@@ -106,6 +98,7 @@ class _Slice:
         self.count = count
         self.end = start + count
         self.width = x.shape[1]
+        self.products = products
         self.scratch = scratch
         self.workers = workers
         self.turns: Turns
@@ -118,19 +111,27 @@ class _Slice:
         """The last token by itself."""
         column = slice(self.count - 1, self.count)
         x = np.ascontiguousarray(self.x[:, column])
-        alone = _Slice(x, self.end - 1, 1, self.scratch, self.workers)
+        alone = _Slice(x, self.end - 1, 1, BlasProducts(), self.scratch, self.workers)
         alone.queries = np.ascontiguousarray(self.queries[..., column])
         return alone
 
     def rows(self, matrix: FloatArray) -> list[tuple[int, int]]:
         """How the rows of a product are shared out."""
-        return cut(len(matrix), -(-len(matrix) // PIECE_ROWS) if self.alone else 1)
+        count = len(matrix)
+        if not self.alone:
+            return [(0, count)]
+        ranges = cut(-(-count // ROW_UNIT), -(-count // PIECE_ROWS))
+        return [(first * ROW_UNIT, min(end * ROW_UNIT, count)) for first, end in ranges]
 
-    def product(self, name: str, matrix: FloatArray, x: FloatArray) -> tuple[FloatArray, list[Piece]]:
-        """``matrix @ x`` in the scratch memory of that name, once the pieces are computed."""
-        out = self.scratch.take(name, len(matrix), x.shape[1])
+    def arranged(self, x: FloatArray) -> FloatArray:
+        """Activations as ``products`` take them, until the next call."""
+        return self.products.arranged(x, self.scratch)
+
+    def product(self, name: str, matrix: FloatArray, arranged: FloatArray) -> tuple[FloatArray, list[Piece]]:
+        """The product in the scratch memory of that name, once the pieces are computed."""
+        out = self.scratch.take(name, len(matrix), self.width)
         pieces: list[Piece] = [
-            functools.partial(np.matmul, matrix[first:end], x, out=out[first:end])
+            functools.partial(self.products.multiply, matrix[first:end], arranged, out[first:end])
             for first, end in self.rows(matrix)
         ]
         return out, pieces
@@ -140,12 +141,19 @@ class ChunkPass:
     """One forward pass at a time over one chunk."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, store: KVStore, rotary: Rotary, workers: Workers
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        store: KVStore,
+        rotary: Rotary,
+        products: Products,
+        workers: Workers,
     ) -> None:
         self._config = config
         self._weights = weights
         self._store = store
         self._rotary = rotary
+        self._products = products
         self._workers = workers
         self._scratch: list[Scratch] = []
         self._here = _OfThread()
@@ -171,9 +179,10 @@ class ChunkPass:
             if number == len(self._scratch):
                 self._scratch.append(Scratch())
             count = until - first
-            x = np.zeros((self._config.hidden_size, -(-count // COLUMNS) * COLUMNS), dtype=np.float32)
+            columns = self._products.columns
+            x = np.zeros((self._config.hidden_size, -(-count // columns) * columns), dtype=np.float32)
             x[:, :count] = self._weights.embedding[ids[first:until]].T
-            part = _Slice(x, start + first, count, self._scratch[number], workers)
+            part = _Slice(x, start + first, count, self._products, self._scratch[number], workers)
             part.turns = self._rotary.columns(part.start, part.end, part.width)
             work.append(part)
         last = len(self._weights.layers) - 1
@@ -202,7 +211,7 @@ class ChunkPass:
     def _project(self, part: _Slice, index: int, stored: SequenceKV) -> None:
         """Queries, and the keys and values of the layer into the store."""
         config, layer = self._config, self._weights.layers[index]
-        normed = self._norm(part, layer.input_norm)
+        normed = part.arranged(self._norm(part, layer.input_norm))
         products = [
             part.product(name, matrix, normed)
             for name, matrix in zip("qkv", (layer.q, layer.k, layer.v), strict=True)
@@ -222,27 +231,28 @@ class ChunkPass:
     def _mix(self, part: _Slice, index: int) -> None:
         """What attention found, and the layer's second half."""
         layer = self._weights.layers[index]
-        added, pieces = part.product("sum", layer.o, part.mixed)
+        added, pieces = part.product("sum", layer.o, part.arranged(part.mixed))
         part.share(pieces)
         part.x += added
-        normed = self._norm(part, layer.post_norm)
+        normed = part.arranged(self._norm(part, layer.post_norm))
         inner = part.scratch.take("inner", 2, len(layer.gate), part.width)
         part.share(
             [
-                functools.partial(self._gate_and_up, layer, normed, inner, first, end)
+                functools.partial(self._gate_and_up, part, layer, normed, inner, first, end)
                 for first, end in part.rows(layer.gate)
             ]
         )
-        added, pieces = part.product("sum", layer.down, inner[0])
+        added, pieces = part.product("sum", layer.down, part.arranged(inner[0]))
         part.share(pieces)
         part.x += added
 
     def _gate_and_up(
-        self, layer: LayerWeights, normed: FloatArray, inner: FloatArray, first: int, end: int
+        self, part: _Slice, layer: LayerWeights, normed: FloatArray, inner: FloatArray, first: int, end: int
     ) -> None:
         """Rows ``first…end-1`` of the gated activations into ``inner[0]``."""
-        gate = np.matmul(layer.gate[first:end], normed, out=inner[0, first:end])
-        up = np.matmul(layer.up[first:end], normed, out=inner[1, first:end])
+        gate, up = inner[:, first:end]
+        part.products.multiply(layer.gate[first:end], normed, gate)
+        part.products.multiply(layer.up[first:end], normed, up)
         step = max(1, BLOCK_NUMBERS // gate.shape[1])
         for start in range(0, len(gate), step):
             block = gate[start : start + step]
@@ -265,7 +275,7 @@ class ChunkPass:
         part.mixed = mixed.reshape(-1, part.width)
         # Fewer calls if there is little to compute, more pieces to share out if there is much.
         heads = config.kv_heads if part.width * part.end <= FEW_SCORES else 1
-        queries_each = 1 if part.alone and heads == 1 else group
+        queries_each = 1 if heads == 1 and (part.alone or part.end > MANY_KEYS) else group
         pieces: list[Piece] = []
         for head in range(0, config.kv_heads, heads):
             for first in range(0, group, queries_each):

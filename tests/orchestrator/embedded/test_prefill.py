@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.embedded.prefill import SLICE_TOKENS, Scratch, cut, slices
+from orchestrator.embedded.prefill import SLICE_TOKENS, cut, slices
 
 
 @given(st.integers(1, 5000))
@@ -24,13 +24,3 @@ def test_cut_gives_as_many_ranges_as_asked_for(count: int, parts: int) -> None:
     made = cut(count, parts)
     assert len(made) == parts
     assert [n for first, end in made for n in range(first, end)] == list(range(count))
-
-
-def test_scratch_memory_is_used_again_and_grows() -> None:
-    scratch = Scratch()
-    large = scratch.take("a", 3, 4)
-    large[:] = 1
-    small = scratch.take("a", 2, 2)
-    assert small.base is large.base
-    assert scratch.take("b", 2, 2).base is not large.base
-    assert scratch.take("a", 10, 4).shape == (10, 4)

@@ -18,10 +18,13 @@ from render_tier.derendering import Derenderer
 from render_tier.protocol.errors import BadRequest, ContextRequired
 from render_tier.protocol.response_stream import ResponseStream
 from tests.render_tier.derendering.conftest import EOS, Client
+from tests.render_tier.derendering.test_forged_state import edited, retagged
 from tests.support.response_events import read
 
 Make = Callable[..., Client]
 
+PROGRESS = 16
+"""Its place in a state."""
 TOOLS = [
     {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False},
     {"type": "custom", "name": "note"},
@@ -296,6 +299,37 @@ def test_a_state_of_another_endpoint_or_request_is_refused(
         chat.chunk([2], mine)
     with pytest.raises(BadRequest, match="not one of this endpoint"):
         who.chunk([2], {"output_token_ids": [1], "output_chunk_lens": [1]})
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        b"\xff",
+        msgspec.msgpack.encode(["x"]),
+        msgspec.msgpack.encode([0, 0, 9]),
+        msgspec.msgpack.encode([0] * 9),
+    ],
+)
+def test_progress_that_was_made_up_is_refused(responses: Callable[..., Responses], progress: bytes) -> None:
+    who = responses()
+    state = who.chunk([1])["stream_state"]
+    with pytest.raises(BadRequest, match="damaged"):
+        who.chunk([2], retagged(edited(state, PROGRESS, progress)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(0, 4), st.integers(-9, 9)),
+    st.tuples(st.text(max_size=5), st.text(max_size=5), st.binary(max_size=9)),
+)
+def test_progress_of_impossible_places_does_no_harm(
+    responses: Callable[..., Responses], places: tuple[int, ...], held: tuple[Any, ...]
+) -> None:
+    who = responses()
+    state = who.chunk(who.encode(THINK + "<tool_call>"))["stream_state"]
+    forged = retagged(edited(state, PROGRESS, msgspec.msgpack.encode([*places, *held])))
+    rest = who.encode('\n{"name": "note", "arguments": {"input": "x"}}\n</tool_call>')
+    assert who.chunk(rest, forged, "stop")["events"][-1]["type"] == "response.completed"
 
 
 @pytest.mark.parametrize(

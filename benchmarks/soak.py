@@ -36,6 +36,7 @@ QWEN3 = ROOT / ".cache" / "models" / "qwen3"
 MODEL = "qwen3"
 PLAYED = [9707, 11, 1879, 0, 358, 2776, 264, 1352]
 """Token IDs of ordinary words, played over and over."""
+NAMED = ("--served-model-name", MODEL, "--log-level", "warning")
 EVERY = 15.0
 """Seconds between two samples."""
 WARM_UP = 0.2
@@ -57,7 +58,7 @@ def body(kind: str, dice: random.Random) -> dict[str, Any]:
     elif kind == "stopped early":
         request |= {"stop": ["world"], "stream": dice.random() < 0.5}
     elif kind == "refused":
-        request["messages"] = dice.choice([[], [{"role": "nobody", "content": "x"}], "no list"])
+        request["messages"] = dice.choice([[], [{"role": "user", "content": 7}], "no list"])
     return request
 
 
@@ -191,7 +192,7 @@ def main() -> None:
             "warning",
         )
         servers = [
-            render_tier_server(QWEN3, "--served-model-name", MODEL, log_dir=logs),
+            render_tier_server(QWEN3, *NAMED, log_dir=logs),
             engine_server(*engine, role="prefill", log_dir=logs),
             engine_server(*engine, role="decode", log_dir=logs),
         ]

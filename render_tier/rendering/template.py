@@ -15,12 +15,8 @@ from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.content_format import detect_content_format
 from render_tier.rendering.settings import ContentFormat
 from render_tier.rendering.special_guard import SpecialGuard
-from render_tier.rendering.template_sandbox import (
-    BudgetExceeded,
-    TemplateEnvironment,
-    run_within,
-    with_budget,
-)
+from render_tier.rendering.template_meter import BudgetExceeded, with_budget
+from render_tier.rendering.template_sandbox import TemplateEnvironment, run_within
 
 CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """transformers' marker; its trailing space tells a template that trims from one that does not."""
@@ -190,10 +186,10 @@ class TemplateCache:
                 found = ChatTemplate(
                     source, seconds=self._seconds, max_chars=self._max_chars, guard=self._guard
                 )
-            except jinja2.TemplateError as error:
-                raise BadRequest(f"the chat template does not compile: {error}") from error
             except (BudgetExceeded, RecursionError) as error:
                 raise BadRequest(f"the chat template is too large to compile: {error}") from error
+            except Exception as error:  # Jinja's own complaints, and Python's about the code that Jinja makes
+                raise BadRequest(f"the chat template does not compile: {error}") from error
             self._compiled[source] = found
             while len(self._compiled) > self._capacity:
                 self._compiled.popitem(last=False)

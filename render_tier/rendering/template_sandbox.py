@@ -3,77 +3,62 @@
 Semantics: immutable sandbox, trimmed blocks, loop controls, ``tojson`` without HTML escaping,
 ``raise_exception``, ``strftime_now`` (local time) and ``{% generation %}`` blocks.
 
-Budget: Jinja cannot be interrupted, so the compiled code checks itself. Every loop iteration and macro call
-starts with a look at the CPU clock; every operation that can build a text or sequence much larger than its
-operands (``*``, ``**``, ``+``, ``~``, ``%``, joins, paddings, replacements, captured blocks) computes the
-size of its result first. What remains unmetered is linear in the size of existing values.
+Budget: Jinja cannot be interrupted, so the compiled code checks itself. Every loop iteration, macro call and
+filter, also one that ``map`` applies to each item, starts with a look at the CPU clock (`template_meter`);
+every operation that can build or write out something much larger than its operands tells the size of its
+result first (`template_sizes`). What remains unmetered is linear in the size of existing values.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.filters
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-
-class BudgetExceeded(Exception):
-    """A template ran longer, or built more, than the operator allows."""
-
-
-class _Meter(threading.local):
-    """The budget of the render that runs on this thread."""
-
-    deadline: float = 0.0
-    max_chars: int = 0
-
-
-_METER = _Meter()
-
-
-def check_time() -> str:
-    """Called by compiled templates; the empty string so that it may stand in an expression."""
-    if time.thread_time() > _METER.deadline:
-        raise BudgetExceeded("the chat template took too long to render")
-    return ""
-
-
-def check_size(size: int) -> None:
-    if size > _METER.max_chars:
-        raise BudgetExceeded("the chat template builds a text or list that is too large")
+from render_tier.rendering.template_meter import METER, BudgetExceeded, check_size, check_time, with_budget
+from render_tier.rendering.template_sizes import (
+    CONTAINERS,
+    FILTER_SIZES,
+    ITERATING,
+    LONG,
+    SLOT,
+    collected,
+    format_size,
+    joined_size,
+    length,
+    method_size,
+    number,
+    written_size,
+)
 
 
 def bounded_concat(pieces: Iterable[str]) -> str:
     """Join the output of a template, macro or captured block."""
     collected: list[str] = []
-    total, limit = 0, _METER.max_chars
+    total, limit = 0, METER.max_chars
     for piece in pieces:
         total += len(piece)
         if total > limit:
-            check_size(total)
+            break
         collected.append(piece)
+    check_size(total)
     return "".join(collected)
 
 
 def _join_operands(*operands: Any) -> str:
     """The ``~`` operator."""
-    texts = [str(operand) for operand in operands]
-    check_size(sum(map(len, texts)))
-    return "".join(texts)
+    check_size(sum(map(written_size, operands)))
+    return "".join(map(str, operands))
 
 
 def _raise_exception(message: str) -> None:
@@ -91,8 +76,6 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int):
-        check_size(indent * 64)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -112,90 +95,42 @@ class _GenerationBlock(jinja2.ext.Extension):
         return caller()
 
 
-def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple | bytes) else 1
+def _checked_output(value: Any) -> Any:
+    """Everything that is printed passes here before it is written out."""
+    if isinstance(value, CONTAINERS):
+        check_size(written_size(value))
+    return value
 
 
-def _count(value: Any) -> int:
-    return max(value, 0) if isinstance(value, int) else 1
+def _metered_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter, with a look at the clock and at the size of its result first."""
+    size = FILTER_SIZES.get(name)
+    passed = getattr(original, "jinja_pass_arg", None)
+    value_at = 0 if passed is None else 1
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        check_time()
+        value = arguments[value_at] if len(arguments) > value_at else None
+        if size is not None:
+            check_size(size(*arguments[value_at:], **named))
+        elif name in ITERATING and isinstance(value, str):
+            check_size(len(value) * SLOT)
+        elif name == "join" or (name == "sum" and _sums_lists(arguments[value_at + 1 :], named)):
+            items = value if isinstance(value, list | tuple) else collected(value)
+            arguments = (*arguments[:value_at], items, *arguments[value_at + 1 :])
+            rest = [*arguments[value_at + 1 :], *named.values()]
+            # A sum of lists copies what it has so far for every list.
+            check_size(joined_size(rest[0] if rest else "", items) * (len(items) if name == "sum" else 1))
+        return original(*arguments, **named)
+
+    if passed is not None:
+        run.jinja_pass_arg = passed  # type: ignore[attr-defined]
+    return run
 
 
-def _joined_size(separator: Any, items: Any) -> int:
-    if not isinstance(items, list | tuple):
-        return 0
-    return sum(_length(item) for item in items) + _length(separator) * len(items)
-
-
-def _replaced_size(text: Any, old: Any, new: Any) -> int:
-    return len(text) + (len(text) // max(_length(old), 1) + 1) * _length(new) if isinstance(text, str) else 0
-
-
-def _format_size(form: str) -> int:
-    return sum(int(digits[:12]) for digits in re.findall(r"\d+", form)) if len(form) < 4096 else len(form)
-
-
-def _text_method_size(text: str, name: str, arguments: tuple[Any, ...]) -> int:
-    """An upper bound for the length of ``text.name(*arguments)`` for the methods that can enlarge a text."""
-    first = arguments[0] if arguments else None
-    if name == "join":
-        return _joined_size(text, first)
-    if name == "replace" and len(arguments) > 1:
-        return _replaced_size(text, first, arguments[1])
-    if name in ("center", "ljust", "rjust", "zfill"):
-        return _count(first)
-    if name == "expandtabs":
-        return len(text) * (_count(first) if arguments else 8)
-    if name in ("format", "format_map"):
-        return _format_size(text)
-    return 0
-
-
-def _bounded_filters() -> dict[str, Callable[..., Any]]:
-    """Jinja's filters that can enlarge a value, each with its result size checked first."""
-    builtin = jinja2.filters.FILTERS
-
-    def bounded(name: str, size: Callable[..., int]) -> Callable[..., Any]:
-        original = builtin[name]
-        passed = getattr(original, "jinja_pass_arg", None)
-
-        def run(*arguments: Any, **named: Any) -> Any:
-            value_at = 0 if passed is None else 1
-            check_size(size(*arguments[value_at:], *named.values()))
-            return original(*arguments, **named)
-
-        if passed is not None:
-            run.jinja_pass_arg = passed  # type: ignore[attr-defined]
-        return run
-
-    def join_size(value: Any, separator: Any = "", *_: Any) -> int:
-        return _joined_size(separator, value)
-
-    def pad_size(value: Any, width: Any = 80, *_: Any) -> int:
-        return _length(value) + _count(width)
-
-    def indent_size(value: Any, width: Any = 4, *_: Any) -> int:
-        lines = value.count("\n") + 1 if isinstance(value, str) else 1
-        return _length(value) + lines * (_length(width) if isinstance(width, str) else _count(width))
-
-    def batch_size(value: Any, count: Any, *_: Any) -> int:
-        return _length(value) + _count(count)
-
-    def replace_size(value: Any, old: Any = "", new: Any = "", *_: Any) -> int:
-        return _replaced_size(str(value), old, new)
-
-    def format_size(value: Any, *_: Any) -> int:
-        return _format_size(str(value))
-
-    sizes: Mapping[str, Callable[..., int]] = {
-        "join": join_size,
-        "center": pad_size,
-        "indent": indent_size,
-        "batch": batch_size,
-        "slice": batch_size,
-        "replace": replace_size,
-        "format": format_size,
-    }
-    return {name: bounded(name, size) for name, size in sizes.items()}
+def _sums_lists(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    start = named.get("start", arguments[1] if len(arguments) > 1 else 0)
+    return not isinstance(start, int | float)
 
 
 DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -217,10 +152,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         """``rewrite`` changes each template's syntax tree before it is compiled."""
         self._rewrite = rewrite
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+            finalize=_checked_output,
         )
         self.filters["tojson"] = _tojson
-        self.filters.update(_bounded_filters())
+        self.filters = {name: _metered_filter(name, run) for name, run in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         del self.globals["lipsum"]
@@ -256,35 +194,52 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
             if type(left) is str and type(right) is str:
-                if len(left) + len(right) > _METER.max_chars:
-                    check_size(len(left) + len(right))
+                check_size(len(left) + len(right))
                 return left + right
-            if isinstance(left, str | list | tuple):
-                check_size(len(left) + _length(right))
+            if isinstance(left, str):
+                check_size(len(left) + length(right))
+            elif isinstance(left, list | tuple):
+                check_size((len(left) + length(right)) * SLOT)
         elif operator == "*":
             if isinstance(left, int) and isinstance(right, int):
                 check_size((left.bit_length() + right.bit_length()) // 8)
             else:
-                check_size(
-                    _length(left) * _count(right) if isinstance(right, int) else _length(right) * _count(left)
-                )
+                value, times = (left, right) if isinstance(right, int) else (right, left)
+                check_size(length(value) * number(times) * (SLOT if isinstance(value, list | tuple) else 1))
         elif operator == "**":
             if isinstance(left, int) and isinstance(right, int):
                 check_size(left.bit_length() * max(right, 0) // 8)
         elif isinstance(left, str):
-            check_size(_format_size(left))
+            check_size(format_size(left, right if isinstance(right, tuple) else [right]))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: jinja2.runtime.Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         if function is check_time:
             return check_time()
-        if isinstance(function, BuiltinMethodType) and isinstance(owner := function.__self__, str):
-            if type(owner) is str and function.__name__ in HARMLESS_TEXT_METHODS:
+        if isinstance(function, BuiltinMethodType):
+            owner = function.__self__
+            if (
+                type(owner) is str
+                and function.__name__ in HARMLESS_TEXT_METHODS
+                and (len(owner) <= LONG or "split" not in function.__name__)
+            ):
                 named.pop("_loop_vars", None)
                 named.pop("_block_vars", None)
                 return function(*arguments, **named)
-            check_size(_text_method_size(owner, function.__name__, (*arguments, *named.values())))
+            check_size(method_size(owner, function.__name__, (*arguments, *named.values())))
+        elif (form := getattr(function, "__wrapped__", None)) is not None:
+            # The sandbox's own str.format, which Python does not know as a method of the text any more.
+            check_size(format_size(form.__self__, _formatted(arguments, named)))
         return super().call(context, function, *arguments, **named)
+
+
+def _formatted(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """The values that str.format or str.format_map is given."""
+    values = [
+        *arguments,
+        *(value for name, value in named.items() if name not in ("_loop_vars", "_block_vars")),
+    ]
+    return [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
 
 
 def _meter_nodes(tree: nodes.Template, environment: jinja2.Environment) -> None:
@@ -314,17 +269,6 @@ def _replacement(node: nodes.Node) -> nodes.Node:
         return node
     call = nodes.Call(nodes.EnvironmentAttribute("join_operands"), list(node.nodes), [], None, None)
     return call.set_lineno(node.lineno)
-
-
-@contextmanager
-def with_budget(seconds: float, max_chars: int) -> Iterator[None]:
-    """Whatever templates compile (constant expressions are evaluated) or render on this thread is metered."""
-    _METER.deadline = time.thread_time() + seconds
-    _METER.max_chars = max_chars
-    try:
-        yield
-    finally:
-        _METER.deadline = 0.0
 
 
 def run_within(seconds: float, max_chars: int, template: jinja2.Template, variables: dict[str, Any]) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from render_tier.protocol.errors import BadRequest
@@ -22,8 +24,13 @@ def render(source: str, seconds: float = 0.2) -> str:
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% for a in [[0], [0]] recursive %}{{ loop([[0], [0]]) if loop.depth < 60 }}{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% set r = range(99999)|list %}" + "{% set q = r|map('string')|map('length')|sum %}" * 40,
+        "{% set r = range(99999)|list %}" + "{% set r = r|sort %}" * 1000,
     ],
-    ids=["nested loops", "branching macro", "branching recursion", "endless macro"],
+    ids=[
+        *("nested loops", "branching macro", "branching recursion", "endless macro", "filters that loop"),
+        "many filters",
+    ],
 )
 def test_time(source: str) -> None:
     with pytest.raises(BadRequest, match=r"too long|too deeply"):
@@ -62,11 +69,62 @@ DOUBLING = (
         "{% set a = 'a' * 100000 %}{% for _ in range(99999) %}{{ a }}{% endfor %}",
         "{{ (['a' * 100000] * 100000)|join }}",
         "{{ ','.join(['a' * 100000] * 100000) }}",
+        # Written out, a value counts as often as it is referred to.
+        "{% set a = 'a' * 100000 %}{{ [a] * 100 }}",
+        "{% set a = 'a' * 100000 %}{{ [a] * 100 ~ 'x' }}",
+        "{% set a = 'a' * 100000 %}{{ ([a] * 100)|tojson }}",
+        "{% set a = 'a' * 100000 %}{{ ([a] * 100)|string }}",
+        "{% set a = 'a' * 100000 %}{{ ([a] * 100)|pprint }}",
+        "{% set a = 'a' * 100000 %}{{ '%s' % ([a] * 100,) }}",
+        "{% set a = 'a' * 100000 %}{{ '{}'.format([a] * 100) }}",
+        "{% set a = 'a' * 100000 %}{{ [namespace(a=a)] * 100 }}",
+        "{% set n = namespace(x=[0]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
+        # Loops inside of filters.
+        "{% set a = 'a' * 100000 %}{{ ([a] * 1000)|map('upper')|list }}",
+        "{% set a = 'a' * 100000 %}{{ ([a] * 1000)|map('upper')|join }}",
+        "{{ ('a' * 1000000)|list }}",
+        "{{ ([[0] * 1000] * 100)|sum(start=[])|length }}",
+        # Widths that are arguments.
+        "{{ '%*d' % (10 ** 10, 1) }}",
+        "{{ '{:{w}}'.format('a', w=10 ** 10) }}",
+        "{{ '{w:{w}}'.format_map({'w': 10 ** 10}) }}",
+        # Bytes and numbers.
+        "{{ 'a'.encode().ljust(10 ** 10) }}",
+        "{{ (1).to_bytes(10 ** 10, 'big') }}",
+        "{{ 'a'.encode() * 10 ** 10 }}",
+        "{{ ('a,' * 400000).split(',') }}",
+        "{{ ('a ' * 100000)|wordwrap(1, wrapstring='b' * 100000) }}",
+        "{{ ('http://a.b ' * 50)|urlize(target='t' * 100000) }}",
+        # Patterns that take time in proportion to the square of a text.
+        "{{ ('a@a.' * 20000)|urlize }}",
+        # Many values, each of them small enough.
+        "{% for i in range(99999) %}{% set x = 'a' * 900000 %}{% endfor %}",
     ],
 )
 def test_size(source: str) -> None:
     with pytest.raises(BadRequest, match="too large"):
         render(source, seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ range(10 ** 9)|list }}", "{{ ('9' * 5000)|int }}", "{{ 10 ** 5000 }}"]
+)
+def test_numbers_beyond_reason_cost_a_refusal_or_nothing(source: str) -> None:
+    with contextlib.suppress(BadRequest):
+        assert len(render(source)) < 10
+
+
+def test_nesting_without_end() -> None:
+    deep = "{% set n = namespace(x=[0]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}"
+    for use in (
+        "{{ n.x }}",
+        "{{ n.x|tojson }}",
+        "{{ n.x|string }}",
+        "{{ n.x == [n.x] }}",
+        "{{ [n.x]|join }}",
+    ):
+        with pytest.raises(BadRequest):
+            render(deep + use, seconds=10.0)
 
 
 def test_budget_is_per_render() -> None:
@@ -77,7 +135,11 @@ def test_budget_is_per_render() -> None:
         assert template.render(USER, {}) == "hi" * 1000
 
 
-@pytest.mark.parametrize("source", ["{{", "{% for %}", "{% if x %}", "{% include 'x' %}{% endif %}"])
+NESTED = "{% for a in [1] %}" * 30 + "{% endfor %}" * 30
+"""More blocks in each other than Python compiles."""
+
+
+@pytest.mark.parametrize("source", ["{{", "{% for %}", "{% if x %}", "{% include 'x' %}{% endif %}", NESTED])
 def test_template_that_does_not_compile(source: str) -> None:
     with pytest.raises(BadRequest, match="does not compile"):
         TemplateCache(seconds=1.0, max_chars=1000, capacity=2).get(source)

@@ -13,7 +13,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from render_tier.rendering.template_sandbox import LOOP_STATE, TemplateEnvironment, with_budget
+from render_tier.rendering.template_meter import with_budget
+from render_tier.rendering.template_sandbox import LOOP_STATE, TemplateEnvironment
 
 NAMES = st.one_of(
     st.sampled_from(

@@ -164,6 +164,12 @@ class Session:
             self.close()
         return answers
 
+    def refused(self, frames: Sequence[Frame], error: ApiError) -> list[AnswerOut]:
+        """The answers where ``error`` kept these frames from being worked on: their streams are closed."""
+        for frame in frames:
+            self._drop(frame.stream)
+        return [AnswerOut(frame.stream, error=error.body().error) for frame in frames]
+
     def receive(self, message: bytes | str) -> bytes:
         """The answer to one message, worked on at one go; empty when it asks for none. Raises ApiError as
         `frames` does."""

@@ -29,7 +29,6 @@ log = structlog.get_logger()
 
 GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1007
-TRY_LATER: Final = 1013
 INTERNAL: Final = 1011
 TELL_SECONDS: Final = 1.0
 """How long clients get to take the message that they must move."""
@@ -151,8 +150,6 @@ class Sessions:
         data: str | bytes = message["bytes"] if text is None else text
         try:
             answer = await self._answer(session, data)
-        except Overloaded:
-            return TRY_LATER
         except ApiError:
             return UNREADABLE
         self._answered += 1
@@ -172,7 +169,10 @@ class Sessions:
         for frames, weight in parts(session.frames(data), most):
             if weight > most:
                 work = partial(session.answers, frames)
-                answers += await self._runtime.pools["derender"].run(work)
+                try:
+                    answers += await self._runtime.pools["derender"].run(work)
+                except Overloaded as error:
+                    answers += session.refused(frames, error)
                 continue
             await self._turns.take()
             answers += session.answers(frames)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -290,6 +291,26 @@ async def test_ten_thousand_abandoned_streams_leave_nothing(launch: Launch) -> N
         assert "render_tier_session_streams 0.0" in shown
         assert "render_tier_stream_cache_entries 100.0" in shown
         assert "render_tier_contexts 50.0" in shown
+
+
+async def test_without_a_thread_for_a_long_opening_that_stream_alone_is_refused(launch: Launch) -> None:
+    async with launch(max_queue=0) as tier, tier.connect() as session:
+        await session.ask({"stream": 1, "open": opening()})
+        release = threading.Event()
+        pool = tier.app.runtime.pools["derender"]
+        busy = asyncio.create_task(pool.run(release.wait))
+        while not pool.saturated:
+            await asyncio.sleep(0.005)
+        long = {"stream": 2, "open": opening(prompt_token_ids=[1] * 10_000), "chunk": chunk([5])}
+        first, second = await session.ask(long, {"stream": 1, "chunk": chunk([5])})
+        assert first["error"]["code"] == 503
+        assert "chunk" in second
+        release.set()
+        await busy
+        while pool.pending:
+            await asyncio.sleep(0.005)
+        [answer] = await session.ask(long)
+        assert "chunk" in answer
 
 
 async def test_a_stream_that_rests_too_long_is_forgotten(launch: Launch) -> None:

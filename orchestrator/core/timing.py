@@ -77,7 +77,8 @@ class Timing:
 
 
 def _span(begin: float | None, end: float | None) -> float | None:
-    return None if begin is None or end is None else end - begin
+    """None also where the marks are of different runs, one of which had to begin again."""
+    return None if begin is None or end is None or end < begin else end - begin
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -250,3 +250,31 @@ async def test_a_server_that_moves_away_gets_no_new_streams() -> None:
             await asyncio.sleep(0.005)
         assert await pool.link(server.url) is not link
         assert (await link.call(frame(number))).stream == number
+
+
+async def test_an_answer_that_does_not_come_in_time_ends_the_connection_for_all_that_wait() -> None:
+    async def serve(socket: web.WebSocketResponse) -> None:
+        first = json.loads((await socket.receive()).data)
+        await socket.send_str(answers(first[:1]))
+        async for _message in socket:
+            pass  # and never again
+
+    async with pool_of(serve, answer_within=0.1) as (pool, server):
+        link = await linked(pool, server)
+        first = link.call(frame(link.number()))
+        assert (await first).stream == 1
+        calls = [link.call(frame(link.number())), link.call(frame(link.number()))]
+        for call in calls:
+            with pytest.raises(TimedOut):
+                await call
+        assert link.closed
+        assert await pool.link(server.url) is not link
+
+
+async def test_a_connection_without_calls_has_no_time_limit() -> None:
+    async with pool_of(echo, answer_within=0.05) as (pool, server):
+        link = await linked(pool, server)
+        number = link.number()
+        await link.call(frame(number))
+        await asyncio.sleep(0.2)
+        assert (await link.call(frame(number))).stream == number

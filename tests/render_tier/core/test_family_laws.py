@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from render_tier.core.events import CallArguments, Text
 from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
 from render_tier.core.machine import Machine
 from render_tier.core.stops import StopTable
@@ -38,6 +39,9 @@ STOPS: list[dict[str, Any]] = [
     {"skip_special_tokens": False},
 ]
 WORDLESS = Knobs(damaged=0.0, no_tools=0.0, choice_none=0.0, unknown_tool=0.03)
+SNAPSHOT_BYTES = 2048
+HELD_TEXT = 100 + 10 + 64
+"""The options of the test, and the longest marker with what the format's own syntax holds."""
 READ_TWICE = (
     *("qwen3_coder", "qwen_coder_plain", "nemotron_v3", "granite_thinking", "step3p5", "mimo", "seed_oss"),
     *("glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4", "mistral"),
@@ -161,6 +165,28 @@ def test_an_output_says_what_a_plain_reading_of_the_whole_says(family: str, seed
     assert (message.reasoning, message.content) == (right.reasoning, right.content)
     if family not in ("gemma4", "mistral"):  # of their calls, only the extent is read
         assert message.calls == right.calls
+
+
+@pytest.mark.parametrize("family", OFFERED)
+@settings(max_examples=EXAMPLES)
+@given(seed=SEEDS)
+def test_what_is_held_back_and_written_down_is_bounded(family: str, seed: int) -> None:
+    """What an end at any place would still show is what was held back there."""
+    output = generate(family, seed)
+    case = output.case()
+    tokenizer = tokenizer_of(case)
+    grammar = ours.grammar_of_case(case, tokenizer)
+    options = replace(ours.options_of(case), hold_limit=100, blank_limit=10)
+    machine = Machine(grammar, options, ours.prompt_of(case, tokenizer))
+    for token_id in tokenizer.encode(output.text + 3 * output.text):
+        machine.feed([token_id])
+        saved = machine.snapshot()
+        assert len(saved) <= SNAPSHOT_BYTES
+        got = Collected()
+        for event in Machine.restore(grammar, options, saved).finish():
+            if isinstance(event, Text | CallArguments):
+                got.content += event.text
+        assert len(got.content) <= HELD_TEXT
 
 
 @pytest.mark.parametrize("family", OFFERED)

@@ -13,7 +13,8 @@ ROWS = {
     *(18, 20, 22, 24, 25, 26, 27, 29, 30, 31, 32, 33, 34, 36, 37, 39, 40, 41, 43, 44),
     *(45, 46, 47, 49, 50, 52, 53, 54, 56, 58, 59, 60, 61),
 }
-"""System messages of Messages requests; detokenization, stop strings, reasoning and tool parsers."""
+"""System messages of Messages requests; formats beside tools; detokenization, stop strings, reasoning and
+tool parsers."""
 
 
 def test_every_report_has_tests_that_exist() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from render_tier.protocol.request_fields import (
     Int64,
@@ -120,6 +120,11 @@ class TextConfig(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+Input = Annotated[
+    str | list[InputItem],
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+"""Items are read before pydantic sees them."""
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Include = Literal[
     "code_interpreter_call.outputs",
@@ -134,7 +139,7 @@ Include = Literal[
 class ResponsesRequest(RequestModel):
     background: bool | None = False
     include: list[Include] | None = None
-    input: str | list[InputItem]
+    input: Input
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None

@@ -88,8 +88,11 @@ class Output:
         if choice.logprobs is not None and choice.logprobs.content is not None:
             step.logprobs = self.speller.spell(choice.logprobs.content[: step.used])
         if self.context.kind == "responses":
-            self._take_in(step)
-            step.pieces = [(piece, self._of_content(piece)) for piece in pieces]
+            if self._by_token:
+                self._take_in(step)
+                step.pieces = [(piece, self._of_content(piece)) for piece in pieces]
+            else:
+                step.pieces = [(piece, []) for piece in pieces]
         elif self.context.hides_reasoning:
             step.logprobs = self._visible(step)
         return step
@@ -149,10 +152,9 @@ class Output:
         ]
 
     def _take_in(self, step: Step) -> None:
-        if self.context.wants_logprobs:
-            entries: list[LogprobOut | None] = list(step.logprobs or ())
-            entries += [None] * (step.used - len(entries))
-            self.hidden.extend(entries[: step.used])
+        entries: list[LogprobOut | None] = list(step.logprobs or ())
+        entries += [None] * (step.used - len(entries))
+        self.hidden.extend(entries[: step.used])
 
     def _attributed(self, events: list[Event]) -> Iterator[tuple[Region, list[LogprobOut]]]:
         """Runs of tokens whose region has become certain, with the logprobs that there are."""

@@ -66,11 +66,19 @@ class Raw:
         self.writer.write(HANDSHAKE)
         assert b" 101 " in await self.reader.readuntil(b"\r\n\r\n")
         self.writer.write(frame(json.dumps([{"stream": 1, "open": opening(), "chunk": chunk([5])}]).encode()))
-        assert await self.reader.readexactly(2)
+        head = await self.reader.readexactly(4)
+        await self.reader.readexactly(int.from_bytes(head[2:], "big"))
 
-    async def ended(self) -> bytes:
-        """What the server still sends."""
-        return await asyncio.wait_for(self.reader.read(-1), 30)
+    async def ended(self) -> int:
+        """The code with which the server closes."""
+        async with asyncio.timeout(30):
+            while True:
+                first, size = await self.reader.readexactly(2)
+                if size == 126:
+                    size = int.from_bytes(await self.reader.readexactly(2), "big")
+                payload = await self.reader.readexactly(size)
+                if first == CLOSE:
+                    return int.from_bytes(payload[:2], "big")
 
 
 @asynccontextmanager
@@ -95,7 +103,7 @@ async def test_half_closed_by_the_client(launch: Launch) -> None:
         await client.opened()
         client.writer.write_eof()
         await left_empty(tier)
-        await client.ended()
+        assert await asyncio.wait_for(client.reader.read(-1), 30) == b""
 
 
 async def test_reset_by_the_client(launch: Launch) -> None:
@@ -122,7 +130,7 @@ async def test_who_sends_no_whole_message_is_let_go_of(launch: Launch, sent: byt
     async with launch(session_idle_seconds=0.4) as tier, raw(tier) as client:
         await client.opened()
         client.writer.write(sent)
-        assert (1001).to_bytes(2, "big") in await client.ended()
+        assert await client.ended() == 1001
         await left_empty(tier)
 
 
@@ -156,7 +164,7 @@ async def test_frames_that_are_wrong_end_the_session_alone(launch: Launch, sent:
         await client.opened()
         await other.ask({"stream": 1, "open": opening()})
         client.writer.write(sent)
-        assert code.to_bytes(2, "big") in await client.ended()
+        assert await client.ended() == code
         [answer] = await other.ask({"stream": 1, "chunk": chunk([5])})
         assert "chunk" in answer
         assert len(tier.app.sessions) == 1

@@ -23,6 +23,7 @@ PARSERS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--ena
 REQUEST = {"messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
 TEXT = "<think>\nHm — 𓂀. " + "Step by step. " * 12 + "\n</think>\n\nSure: " + "é and 🌦, " * 12
 STREAMS = 8
+MESSAGES = "render_tier_session_messages_total"
 Json = dict[str, Any]
 
 
@@ -148,12 +149,15 @@ async def replaced(server: ServerProcess, before: set[int]) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.fixture
-def server(qwen3_dir: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+def two_workers(model: Path, directory: Path) -> ServerProcess:
     options = ("--workers", "2", "--session-snapshot-tokens", "16", "--tokenizer-engine", "tokenizers")
-    with render_tier_server(
-        qwen3_dir, "--served-model-name", "qwen3", *PARSERS, *options, log_dir=tmp_path
-    ) as running:
+    return render_tier_server(model, "--served-model-name", "qwen3", *PARSERS, *options, log_dir=directory)
+
+
+@pytest.fixture(scope="module")
+def server(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Outlives its workers."""
+    with two_workers(qwen3_dir, tmp_path_factory.mktemp("workers")) as running:
         yield running
 
 
@@ -203,8 +207,13 @@ async def test_workers_are_replaced_under_streams(server: ServerProcess, ids: li
 
 
 async def test_told_to_stop_a_server_answers_open_streams_to_their_end(
-    server: ServerProcess, ids: list[int]
+    qwen3_dir: Path, tmp_path: Path, ids: list[int]
 ) -> None:
+    with two_workers(qwen3_dir, tmp_path) as server:
+        await stopped_under_streams(server, ids)
+
+
+async def stopped_under_streams(server: ServerProcess, ids: list[int]) -> None:
     expected = whole(server, ids)
     async with aiohttp.ClientSession() as http:
         sessions = [SessionReader(http, server.url, f"chatcmpl-{number}") for number in range(STREAMS)]
@@ -239,10 +248,18 @@ async def test_a_worker_that_is_killed_under_streams_is_replaced(
 
 
 async def test_any_worker_shows_the_streams_of_all(server: ServerProcess, ids: list[int]) -> None:
+    async def shown(client: httpx.AsyncClient) -> list[str]:
+        return (await client.get(server.url + "/metrics")).text.splitlines()
+
     async def shows(line: str) -> None:
         async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
-            while line not in (await client.get(server.url + "/metrics")).text.splitlines():
+            while line not in await shown(client):
                 await asyncio.sleep(0.05)
+
+    await asyncio.sleep(1.1)  # what earlier streams said has been published
+    async with httpx.AsyncClient(trust_env=False) as client:
+        counted = [line for line in await shown(client) if line.startswith(f"{MESSAGES} ")]
+    before = float(counted[0].split()[1]) if counted else 0.0
 
     async with aiohttp.ClientSession() as http:
         readers = [SessionReader(http, server.url, f"chatcmpl-{number}") for number in range(STREAMS)]
@@ -255,4 +272,4 @@ async def test_any_worker_shows_the_streams_of_all(server: ServerProcess, ids: l
             await reader.socket.close()
         await shows("render_tier_session_streams 0.0")
         # Two messages, the opening and a chunk, of each.
-        await shows(f"render_tier_session_messages_total {2 * STREAMS:.1f}")
+        await shows(f"{MESSAGES} {before + 2 * STREAMS:.1f}")

@@ -148,6 +148,7 @@ class ResponsesRequest(RequestModel):
     logit_bias: dict[str, float] | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = None
     reasoning: Reasoning | None = None
     include_reasoning: bool = True
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"

@@ -226,6 +226,11 @@ class Renderer:
             )
         self._sampling.check_asked(request.max_output_tokens, "max_output_tokens")
         joined = self._native is None or self._native.joins_parts
+        if not joined and request.previous_input_messages:
+            raise BadRequest(
+                "previous_input_messages is not supported. Send the history as items of `input`.",
+                param="previous_input_messages",
+            )
         chat = responses_as_chat.as_chat(request, joined=joined)
         rendered = self._render(chat, request.request_id or f"resp_{self._new_id()}", "max_output_tokens")
         generate = rendered.request

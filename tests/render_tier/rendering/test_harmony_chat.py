@@ -14,6 +14,7 @@ import pytest
 from render_tier.model import ModelLoadError, load_assets
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.rendering.harmony_chat import HarmonyChat
 from render_tier.rendering.native_chat import Parsers
 from render_tier.rendering.renderer import Renderer
@@ -143,3 +144,23 @@ def test_the_libraries_are_imported_for_their_models_alone(qwen3_dir: Path, gpto
 
     assert loaded(qwen3_dir) == "[]"
     assert loaded(gptoss) == "['openai_harmony']"
+
+
+def test_history_comes_as_items_alone(renderer: Renderer) -> None:
+    asked = {"input": "Hi", "previous_input_messages": [{"role": "user", "content": "Earlier"}]}
+    with pytest.raises(BadRequest) as refused:
+        renderer.render_responses(ResponsesRequest.parse(asked))
+    assert refused.value.param == "previous_input_messages"
+
+
+def test_text_before_a_call_is_an_answer_of_its_own_where_it_is_an_item(renderer: Renderer) -> None:
+    items = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "Let me look."},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "Dry."},
+    ]
+    ids = renderer.render_responses(ResponsesRequest.parse({"input": items})).ids.to_list()
+    text = text_of(renderer, ids)
+    assert "<|channel|>final<|message|>Let me look.<|end|>" in text
+    assert "functions.f" in text

@@ -85,6 +85,7 @@ class Connection(asyncio.Protocol):
     def let_go(self, handler: Handler) -> None:
         """``handler`` has all that it wants. What is still to come of the answer is read and dropped."""
         if self._handler is handler:
+            self.resume(handler)
             self._handler = None
             self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.close)
 
@@ -165,6 +166,9 @@ class Connection(asyncio.Protocol):
         reusable = self._parser.should_keep_alive() and not self._until_closed
         self._complete()
         if reusable and not self.closed:
+            assert self._transport is not None
+            # Its handler may have paused it, and cannot resume it any more.
+            self._transport.resume_reading()
             self._stop_timer()
             self._idle_timer = asyncio.get_running_loop().call_later(self._owner.keepalive, self.close)
             self._owner.keep(self)

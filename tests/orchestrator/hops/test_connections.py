@@ -124,6 +124,25 @@ async def test_a_handler_that_is_done_cannot_disturb_the_next() -> None:
         assert (second.text, second.error) == (b"ok", None)
 
 
+async def test_a_connection_that_was_paused_when_its_answer_ended_is_read_again() -> None:
+    class Pausing(Collected):
+        def body(self, piece: bytes) -> None:
+            super().body(piece)
+            connection.pause(self)
+
+    server = Server(OK)
+    async with serving(server) as connections:
+        server.go.clear()
+        first = Pausing()
+        connection = await connections.send("decode", "POST", server.url, b"{}", {}, first)
+        server.go.set()
+        await first.ended.wait()
+        again, second = await asked(connections, server)
+        assert again is connection
+        await second.ended.wait()
+        assert second.text == b"ok"
+
+
 async def test_what_is_let_go_is_read_to_its_end_and_the_connection_kept() -> None:
     server = Server(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", cut=40)
     async with serving(server) as connections:
@@ -225,3 +244,4 @@ async def test_credentials_of_the_url_are_sent() -> None:
 def test_under_the_event_loop_of_the_server() -> None:
     uvloop.run(test_a_handler_that_is_done_cannot_disturb_the_next())
     uvloop.run(test_an_aborted_exchange_closes_the_connection())
+    uvloop.run(test_a_connection_that_was_paused_when_its_answer_ended_is_read_again())

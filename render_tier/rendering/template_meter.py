@@ -17,6 +17,9 @@ class BudgetExceeded(Exception):
 
 class _Meter(threading.local):
     deadline: float = 0.0
+    """In CPU time of the thread."""
+    earliest: float = 0.0
+    """Before this moment the deadline cannot have come: a thread takes no more CPU time than time passes."""
     max_chars: int = 0
     built: int = 0
 
@@ -26,7 +29,8 @@ METER = _Meter()
 
 def check_time() -> str:
     """Called by compiled templates; the empty string so that it may stand in an expression."""
-    if time.thread_time() > METER.deadline:
+    # The thread's own clock is a system call, time that passes is not.
+    if time.monotonic() > METER.earliest and time.thread_time() > METER.deadline:
         raise BudgetExceeded("the chat template took too long to render")
     return ""
 
@@ -43,10 +47,11 @@ def check_size(size: int) -> None:
 @contextmanager
 def with_budget(seconds: float, max_chars: int) -> Iterator[None]:
     """Whatever templates compile (constant expressions are evaluated) or render on this thread is metered."""
+    METER.earliest = time.monotonic() + seconds
     METER.deadline = time.thread_time() + seconds
     METER.max_chars = max_chars
     METER.built = 0
     try:
         yield
     finally:
-        METER.deadline = 0.0
+        METER.deadline = METER.earliest = 0.0

@@ -97,7 +97,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 def _checked_output(value: Any) -> Any:
     """Everything that is printed passes here before it is written out."""
-    if isinstance(value, CONTAINERS):
+    if type(value) is not str and isinstance(value, CONTAINERS):
         check_size(written_size(value))
     return value
 
@@ -138,6 +138,8 @@ HARMLESS_TEXT_METHODS = frozenset(
     {"endswith", "find", "lower", "lstrip", "rsplit", "rstrip", "split", "startswith", "strip", "upper"}
 )
 """Methods of a text that give nothing larger than the text, and nothing that leads out of the sandbox."""
+SHORT = 1024
+"""Texts up to here are not counted: to keep many of them takes lists, which are."""
 PLAIN_VALUES = frozenset({bool, int, str, list, dict})
 LOOP_STATE = frozenset({"first", "index", "index0", "last", "length", "revindex", "revindex0"})
 
@@ -194,7 +196,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
             if type(left) is str and type(right) is str:
-                check_size(len(left) + len(right))
+                if (size := len(left) + len(right)) > SHORT:
+                    check_size(size)
                 return left + right
             if isinstance(left, str):
                 check_size(len(left) + length(right))

@@ -7,20 +7,24 @@ the values of a real request take never comes near the limit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, ItemsView, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from jinja2.utils import Namespace
 
 from render_tier.rendering.template_meter import METER, BudgetExceeded, check_size, check_time
 
-CONTAINERS = (dict, list, tuple, set, frozenset, Namespace, KeysView, ValuesView, ItemsView)
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS = (dict, list, tuple, set, frozenset, Namespace, *VIEWS)
 SLOT = 8
 """Bytes that a list takes for an item."""
 PIECE = 64
 """Bytes that a short text takes."""
 NUMBER_CHARS = 24
 LONG = 1 << 16
+MANY = 256
+"""Items between two looks at the clock."""
 ITERATING = frozenset(
     {
         *("list", "sort", "unique", "reverse", "map", "select", "reject", "selectattr", "rejectattr"),
@@ -61,23 +65,30 @@ def _measure(value: Any, known: dict[int, int]) -> int:
     found = known.get(id(value))
     if found is not None:
         return found
-    check_time()
     limit, total = METER.max_chars, 2
-    for child in _children(value):
-        total += (len(child) if type(child) is str else _measure(child, known)) + 4
+    for seen, part in enumerate(_children(value)):
+        kind = type(part)
+        if kind is str:
+            total += len(part) + 4
+        elif part is None or kind is bool:
+            total += NUMBER_CHARS
+        else:
+            total += _measure(part, known) + 4
         if total > limit:
             raise BudgetExceeded("the chat template writes out a value that is too large")
+        if seen % MANY == MANY - 1:
+            check_time()
     known[id(value)] = total
     return total
 
 
-def _children(value: Any) -> Any:
+def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, Namespace):
-        attributes = object.__getattribute__(value, "_Namespace__attrs")
-        return (part for item in attributes.items() for part in item)
+        value = object.__getattribute__(value, "_Namespace__attrs")
     if isinstance(value, dict):
-        return (part for item in value.items() for part in item)
-    return value
+        return chain.from_iterable(value.items())
+    items: Iterable[Any] = value
+    return items
 
 
 def joined_size(separator: Any, items: Sequence[Any]) -> int:

@@ -131,6 +131,8 @@ class Settings(BaseModel):
     """How hard replies are compressed."""
     max_queue: int = Field(default=256, ge=0)
     """Long requests that may wait for a thread, per kind; more are refused with 503."""
+    max_queue_seconds: float = Field(default=10.0, gt=0)
+    """How long such a request may wait; one that will, or did, wait longer is refused with 503."""
     max_concurrency: int = Field(default=1024, ge=1)
     """Requests in progress per process; more are refused with 503."""
     shutdown_timeout: int = Field(default=30, ge=1)
@@ -149,8 +151,10 @@ class Settings(BaseModel):
     session_snapshot_tokens: int = Field(default=64, ge=1)
     """Tokens of a stream between two snapshots."""
     session_inline_tokens: int = Field(default=32, ge=0)
-    """About how many tokens of session messages are read at a stretch in the event loop; what cannot be
-    divided and is longer, as the opening of a stream with a long request, is done in a thread."""
+    """What of a session takes longer than reading about so many tokens, as the opening of a stream with a
+    long request, is done in a thread."""
+    session_turn_tokens: int = Field(default=8, ge=1)
+    """About how many tokens of a session's message are read at a stretch while others wait for their turn."""
     session_drain_seconds: float = Field(default=10.0, ge=0)
     """How long streams get to move elsewhere when the server is told to stop."""
 

@@ -164,10 +164,10 @@ class Sessions:
         """Others get their turn between two parts of a long message."""
         if len(data) <= SHORT_BYTES:
             return session.receive(data)
-        most = self._settings.session_inline_tokens
+        settings = self._settings
         answers: list[AnswerOut] = []
-        for frames, weight in parts(session.frames(data), most):
-            if weight > most:
+        for frames, weight in parts(session.frames(data), settings.session_turn_tokens):
+            if weight > settings.session_inline_tokens:
                 work = partial(session.answers, frames)
                 try:
                     answers += await self._runtime.pools["derender"].run(work)

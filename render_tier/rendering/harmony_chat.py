@@ -4,14 +4,21 @@ A conversation is a system message (identity, date, effort, channels), a develop
 tools, where there are any), and then one or more messages for each of the client's: reasoning on the channel
 "analysis", calls and their results on "commentary", answers on "final". Reasoning from before the last
 answer is left out, as the model was trained. Nothing that a client writes becomes a special token.
+
+The library writes the frame: heads, channels, tools. Its time grows with the square of a run of letters,
+blanks or signs, and it breaks off at long ones; so what clients write is left out for it (`BLANK`) and put in
+afterwards, in IDs of the model's own tokenizer, which are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, cast
 
+from render_tier.model.engines import PANIC
 from render_tier.model.files import ModelLoadError
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
@@ -29,6 +36,13 @@ NOT_INSTALLED = (
     "chats of gpt-oss are written by the package oss-harmony, which is not installed: "
     "pip install 'disagg-frontend[harmony]' ({error})"
 )
+INSTRUCTIONS = "# Instructions\n\n"
+BLANK = "x"
+"""Stands for a text; one token, and of one kind with nothing around it."""
+LONGEST_RUN = 2000
+"""Characters of one run in what the library itself has to encode: tools, and names of functions."""
+SPECIAL = re.compile(r"<\|[a-z]")
+RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 EFFORTS = ("high", "medium", "low")
 IGNORED = {
     "continue_final_message": "the final message is closed; this format cannot continue one",
@@ -44,11 +58,19 @@ class HarmonyChat:
     joins_parts = False
 
     def __init__(
-        self, model: str, parsers: Parsers, *, start_date: str | None, today: Callable[[], date] = date.today
+        self,
+        model: str,
+        parsers: Parsers,
+        encode: Callable[[str], list[int]],
+        added_tokens: Iterable[str],
+        *,
+        start_date: str | None,
+        today: Callable[[], date] = date.today,
     ) -> None:
-        """``start_date``: the date that the model is told, instead of today's.
+        """``encode``: IDs of a text by the model's tokenizer, which reads ``added_tokens`` out of it.
+        ``start_date``: the date that the model is told, instead of today's.
 
-        Raises ModelLoadError when the library is not installed.
+        Raises ModelLoadError when the library is not installed, or for tokens that gpt-oss has not.
         """
         try:
             import openai_harmony
@@ -60,10 +82,17 @@ class HarmonyChat:
         )
         self._model = model
         self._parsers = parsers
+        self._encode = encode
+        added = sorted(added_tokens, key=len, reverse=True)
+        odd = [token for token in added if not SPECIAL.match(token)]
+        if odd:
+            raise ModelLoadError(f"the tokenizer has added tokens that gpt-oss has not: {odd[0]!r}")
+        self._special = re.compile("|".join(map(re.escape, added)) or r"(?!)")
+        (self._blank,) = self._encoding.encode(BLANK)
         self._start_date = start_date
         self._today = today
-        marks = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
-        self._start, self._channel, self._constrain, self._message = (
+        marks = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>")
+        self._start, self._channel, self._constrain, self._message, self._end = (
             self._encoding.encode(mark, allowed_special="all")[0] for mark in marks
         )
 
@@ -81,15 +110,12 @@ class HarmonyChat:
 
     def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
         effort = request.reasoning_effort if isinstance(request, ChatCompletionRequest) else None
+        if tools:
+            _check_runs(json.dumps(tools, ensure_ascii=False), "tools")
         try:
             messages = [*self._preamble(request.messages, tools, effort), *self._said(request.messages)]
-            harmony = self._harmony
-            ids = self._encoding.render_conversation_for_completion(
-                harmony.Conversation.from_messages(_without_old_reasoning(messages)),
-                harmony.Role.ASSISTANT,
-                config=harmony.RenderConversationConfig(auto_drop_analysis=False),
-            )
-            ids = self._recipients_first(ids)
+            messages = _without_old_reasoning(messages)
+            ids = self._filled(self._recipients_first(self._frame(messages)), messages)
         except (self._harmony.HarmonyError, ValueError, TypeError, AttributeError) as error:
             raise BadRequest(str(error)) from None
         warnings = [f"{name}: {why}" for name, why in IGNORED.items() if getattr(request, name, None)]
@@ -105,6 +131,66 @@ class HarmonyChat:
         constraint = with_tool_choice(request, constraint, parsers.tools, parsers.strict_level)
         ended = True if parsers.reasoning is not None or not request.include_reasoning else None
         return OutputRules(constraint, keeps_special_tokens=False, reasoning_ended=ended)
+
+    def _frame(self, messages: list[Message]) -> list[int]:
+        """The conversation with every text blank."""
+        harmony = self._harmony
+        try:
+            ids: list[int] = self._encoding.render_conversation_for_completion(
+                harmony.Conversation.from_messages(map(self._blanked, messages)),
+                harmony.Role.ASSISTANT,
+                config=harmony.RenderConversationConfig(auto_drop_analysis=False),
+            )
+        except BaseException as error:  # a fault of the extension's own is no `Exception`
+            if isinstance(error, Exception) or type(error).__name__ != PANIC:
+                raise
+            raise BadRequest(f"The conversation cannot be written in the harmony format: {error}") from None
+        return ids
+
+    def _blanked(self, message: Message) -> Message:
+        harmony = self._harmony
+        blanks = [
+            content.model_copy(update={"instructions": BLANK})
+            if getattr(content, "instructions", None) is not None
+            else harmony.TextContent(text=BLANK)
+            if isinstance(content, harmony.TextContent)
+            else content
+            for content in message.content
+        ]
+        return message.model_copy(update={"content": blanks})
+
+    def _filled(self, frame: list[int], messages: list[Message]) -> list[int]:
+        """The frame with the messages' texts in place of the blanks."""
+        filled: list[int] = []
+        done = 0
+        for message in messages:
+            start = frame.index(self._message, done) + 1
+            filled += frame[done:start]
+            done = start
+            first = message.content[0] if message.content else None
+            instructions = getattr(first, "instructions", None)
+            if instructions is not None:
+                done = frame.index(self._end, start)
+                before, _, after = self._encoding.decode(frame[start:done]).partition(INSTRUCTIONS + BLANK)
+                filled += self._text_ids(before + INSTRUCTIONS + instructions + after)
+                continue
+            texts = [content.text for content in message.content if hasattr(content, "text")]
+            done += len(texts)
+            assert frame[start:done] == [self._blank] * len(texts)
+            for text in texts:
+                filled += self._text_ids(text)
+        return filled + frame[done:]
+
+    def _text_ids(self, text: str) -> list[int]:
+        """IDs of a text with nothing special in it. What spells a special token is cut behind its ``<|``,
+        where the tokenizer's own words end too."""
+        ids: list[int] = []
+        done = 0
+        for found in self._special.finditer(text):
+            cut = found.start() + len("<|")
+            ids += self._encode(text[done:cut])
+            done = cut
+        return ids + self._encode(text[done:])
 
     def _preamble(self, messages: Sequence[Any], tools: Tools, effort: str | None) -> Iterator[Message]:
         harmony = self._harmony
@@ -145,6 +231,8 @@ class HarmonyChat:
             for message in rest
             for call in message.get("tool_calls") or ()
         }
+        for name in called.values():
+            _check_runs(str(name), "messages")
         for message in rest:
             role = message["role"]
             if role == "assistant":
@@ -221,6 +309,14 @@ class HarmonyChat:
             changed += encoding.encode(f"assistant to={recipient}", disallowed_special=())
             changed += [self._channel, *encoding.encode(f"{name} {kind}", disallowed_special=())]
             done = place = end
+
+
+def _check_runs(text: str, param: str) -> None:
+    if any(found.end() - found.start() > LONGEST_RUN for found in RUN.finditer(text)):
+        raise invalid(
+            f"{param}: what describes or names a function may not have {LONGEST_RUN} characters in one word",
+            param,
+        )
 
 
 def _begins_with_instructions(messages: Sequence[dict[str, Any]]) -> bool:

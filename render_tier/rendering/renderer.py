@@ -140,7 +140,10 @@ class Renderer:
             strict = self._settings.strict_history
             return MistralChat(name, assets.mistral, assets.vocabulary, parsers, strict_history=strict)
         if assets.config.get("model_type") == HARMONY_MODEL_TYPE:
-            return HarmonyChat(name, parsers, start_date=self._settings.system_start_date)
+            encode = partial(self.engine.ids, add_special_tokens=False)
+            added = [str(token["content"]) for token in assets.tokenizer_json["added_tokens"]]
+            date = self._settings.system_start_date
+            return HarmonyChat(name, parsers, encode, added, start_date=date)
         return None
 
     @property

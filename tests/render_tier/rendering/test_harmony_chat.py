@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from render_tier.model import ModelLoadError, load_assets
+from render_tier.model.parity import probe_texts
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.responses_request import ResponsesRequest
@@ -21,6 +24,7 @@ from render_tier.rendering.renderer import Renderer
 from render_tier.rendering.settings import RenderSettings
 from tests.support.render_corpus import NATIVE, lay_out
 
+UNPAIRED = re.compile("[\ud800-\udfff]")
 NONE = Parsers(None, None, "auto")
 ASK: dict[str, Any] = {"role": "user", "content": "Weather?"}
 
@@ -46,7 +50,8 @@ def text_of(renderer: Renderer, ids: list[int]) -> str:
 
 def test_the_model_is_told_the_date_of_its_setting_else_of_today(renderer: Renderer) -> None:
     assert "Current date: 2025-08-05\n" in text_of(renderer, renderer.chat(request(ASK)).token_ids)
-    chat = HarmonyChat("m", NONE, start_date=None, today=lambda: date(2031, 2, 3))
+    encode = partial(renderer.engine.ids, add_special_tokens=False)
+    chat = HarmonyChat("m", NONE, encode, (), start_date=None, today=lambda: date(2031, 2, 3))
     assert "Current date: 2031-02-03\n" in text_of(renderer, chat.prompt(request(ASK), {}, None).token_ids)
 
 
@@ -124,7 +129,44 @@ def test_other_parsers_are_refused_at_the_start(gptoss: Path) -> None:
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai_harmony", None)
     with pytest.raises(ModelLoadError, match=r"pip install 'disagg-frontend\[harmony\]'"):
-        HarmonyChat("m", NONE, start_date=None)
+        HarmonyChat("m", NONE, lambda _: [], (), start_date=None)
+
+
+def test_tokens_of_another_model_are_refused_at_the_start() -> None:
+    with pytest.raises(ModelLoadError, match="added tokens that gpt-oss has not: '  '"):
+        HarmonyChat("m", NONE, lambda _: [], ("<|end|>", "  "), start_date=None)
+
+
+def test_texts_have_the_ids_that_the_library_gives_them(renderer: Renderer) -> None:
+    chat = renderer._native
+    assert isinstance(chat, HarmonyChat)
+    vocabulary = renderer._assets.vocabulary
+    added = [str(token["content"]) for token in renderer._assets.tokenizer_json["added_tokens"]]
+    sample = [vocabulary.text([token]) for token in range(0, vocabulary.size, 101)]
+    for text in probe_texts(added, sample, 1500):
+        if not UNPAIRED.search(text):
+            assert chat._text_ids(text) == chat._encoding.encode(text, disallowed_special=()), text
+
+
+LONG = ["x" * 100_000, "日" * 100_000, " " * 100_000, "=" * 100_000, "\u0301" * 100_000, "<|end|>" * 10_000]
+
+
+@pytest.mark.parametrize("text", LONG, ids=["letters", "han", "blanks", "signs", "marks", "markers"])
+@pytest.mark.parametrize("place", ["system", "user", "assistant", "arguments", "name", "tool"])
+def test_long_runs_are_no_fault_and_no_hang(renderer: Renderer, text: str, place: str) -> None:
+    """The library's own encoder takes minutes for some of these and panics at others."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said: list[dict[str, Any]] = [{"role": place, "content": text}]
+    fields: dict[str, Any] = {}
+    if place in ("arguments", "name"):
+        made = {**call, "function": {"name": "f", "arguments": "{}", place: text}}
+        said = [ASK, {"role": "assistant", "content": None, "tool_calls": [made]}]
+    elif place == "tool":
+        said = [ASK]
+        fields = {"tools": [{"type": "function", "function": {"name": "f", "description": text}}]}
+        fields["tool_choice"] = "none"
+    with pytest.raises(BadRequest, match=r"exceeds model's maximum context length|in one word"):
+        renderer.chat(request(*said, **fields))
 
 
 LOADED = """

@@ -31,10 +31,12 @@ class Overloaded(Unavailable):
 
 
 class WorkPool:
-    def __init__(self, name: str, *, threads: int, max_queue: int, metrics: Metrics) -> None:
+    def __init__(self, name: str, *, threads: int, max_queue: int, max_wait: float, metrics: Metrics) -> None:
+        """``max_wait``: seconds that a job may wait; one that will, or did, wait longer is refused."""
         self._name = name
         self._threads = threads
         self._max_queue = max_queue
+        self._max_wait = max_wait
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._waiting = 0
         self._running = 0
@@ -46,7 +48,14 @@ class WorkPool:
     @property
     def saturated(self) -> bool:
         """Whether the next job would be refused."""
-        return self._waiting >= self._max_queue and self._running >= self._threads
+        if self._running < self._threads:
+            return False
+        return self._waiting >= self._max_queue or self._drain_seconds > self._max_wait
+
+    @property
+    def _drain_seconds(self) -> float:
+        """How long what is here will take, at the rate of late."""
+        return self.pending * self._mean_seconds / self._threads
 
     @property
     def pending(self) -> int:
@@ -58,13 +67,7 @@ class WorkPool:
         A caller that is cancelled while its job waits takes the job out of the queue.
         """
         if self.saturated:
-            self._refused.inc()
-            backlog = self._waiting + self._running
-            drain = math.ceil(backlog * self._mean_seconds / self._threads)
-            raise Overloaded(
-                f"too many requests wait for the {self._name} pool",
-                retry_after=min(max(drain, 1), LONGEST_RETRY_AFTER),
-            )
+            raise self._refusal()
         loop = asyncio.get_running_loop()
         queued_at = time.perf_counter()
         self._waiting += 1
@@ -79,13 +82,17 @@ class WorkPool:
             self._running += 1
             self._wait.observe(time.perf_counter() - queued_at)
 
-        def finish(seconds: float) -> None:
+        def finish(seconds: float | None) -> None:
             self._running -= 1
-            self._mean_seconds += SMOOTHING * (seconds - self._mean_seconds)
+            if seconds is not None:
+                self._mean_seconds += SMOOTHING * (seconds - self._mean_seconds)
 
         def job() -> Result:
             loop.call_soon_threadsafe(begin)
             start = time.perf_counter()
+            if start - queued_at > self._max_wait:
+                loop.call_soon_threadsafe(finish, None)
+                raise self._refusal()
             try:
                 return work()
             finally:
@@ -98,6 +105,13 @@ class WorkPool:
             if future.cancelled() and not started:
                 self._waiting -= 1
                 self._depth.dec()
+
+    def _refusal(self) -> Overloaded:
+        self._refused.inc()
+        return Overloaded(
+            f"too many requests wait for the {self._name} pool",
+            retry_after=min(max(math.ceil(self._drain_seconds), 1), LONGEST_RETRY_AFTER),
+        )
 
     def close(self) -> None:
         """Let running jobs end; drop those that wait."""

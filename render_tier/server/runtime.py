@@ -57,6 +57,7 @@ class Runtime:
                 name,
                 threads=self.settings.renderer_num_workers,
                 max_queue=self.settings.max_queue,
+                max_wait=self.settings.max_queue_seconds,
                 metrics=self.metrics,
             )
             for name in names

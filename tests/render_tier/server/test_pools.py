@@ -1,0 +1,83 @@
+"""The queue before a pool: bounded in length and in time, with an answer that says when to come again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from render_tier.server.metrics import build_metrics
+from render_tier.server.pools import LONGEST_RETRY_AFTER, Overloaded, WorkPool
+
+
+def pool(*, max_queue: int = 10, max_wait: float = 60.0) -> WorkPool:
+    return WorkPool("render", threads=1, max_queue=max_queue, max_wait=max_wait, metrics=build_metrics())
+
+
+async def started(work_pool: WorkPool, release: threading.Event) -> asyncio.Task[bool]:
+    """A job that runs until ``release``; returns once it runs."""
+    runs = threading.Event()
+
+    def job() -> bool:
+        runs.set()
+        return release.wait(30)
+
+    task = asyncio.create_task(work_pool.run(job))
+    await asyncio.to_thread(runs.wait, 30)
+    await asyncio.sleep(0.01)
+    return task
+
+
+async def test_a_full_queue_refuses() -> None:
+    work_pool, release = pool(max_queue=1), threading.Event()
+    running = await started(work_pool, release)
+    waiting = asyncio.create_task(work_pool.run(lambda: True))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded):
+        await work_pool.run(lambda: True)
+    await asyncio.to_thread(release.set)
+    assert await running
+    assert await waiting
+    await asyncio.to_thread(work_pool.close)
+
+
+async def test_a_job_that_waited_too_long_is_refused_undone() -> None:
+    work_pool, release = pool(max_wait=0.05), threading.Event()
+    running = await started(work_pool, release)
+    done: list[int] = []
+    late = asyncio.create_task(work_pool.run(lambda: done.append(1)))
+    await asyncio.sleep(0.2)
+    await asyncio.to_thread(release.set)
+    assert await running
+    with pytest.raises(Overloaded):
+        await late
+    assert done == []
+    await asyncio.sleep(0.01)
+    assert work_pool.pending == 0
+    await asyncio.to_thread(work_pool.close)
+
+
+async def test_a_job_that_would_wait_too_long_is_refused_at_once_and_told_when_to_come_again() -> None:
+    work_pool, release = pool(max_wait=100.0), threading.Event()
+    work_pool._mean_seconds = 12.0
+    running = await started(work_pool, release)
+    with_room = asyncio.create_task(work_pool.run(lambda: True))
+    await asyncio.sleep(0.01)
+    assert not work_pool.saturated
+    work_pool._mean_seconds = 60.0
+    assert work_pool.saturated
+    with pytest.raises(Overloaded) as refused:
+        await work_pool.run(lambda: True)
+    assert refused.value.retry_after == LONGEST_RETRY_AFTER
+    await asyncio.to_thread(release.set)
+    assert await running
+    assert await with_room
+    await asyncio.to_thread(work_pool.close)
+
+
+async def test_an_idle_pool_takes_a_job_however_long_the_last_ones_took() -> None:
+    work_pool = pool(max_wait=1.0)
+    work_pool._mean_seconds = 60.0
+    assert await work_pool.run(lambda: True)
+    await asyncio.to_thread(work_pool.close)

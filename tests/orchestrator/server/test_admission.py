@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tests.orchestrator.conftest import Launch, Stack, until
-from tests.orchestrator.faults import CHAT, GENERATE, Status
+from tests.orchestrator.faults import CHAT, GENERATE, Stall, Status
 
-RENDER = f"{CHAT}/render"
+RENDER, DERENDER = f"{CHAT}/render", f"{CHAT}/derender"
 
 
 def body(**options: Any) -> dict[str, Any]:
@@ -154,6 +154,42 @@ async def test_a_full_decode_queue_refuses_new_requests_before_any_work_is_done(
         assert "retry-after" in refused.headers
         assert len(stack.render.requests[RENDER]) == 2
         stack.decode[0].hold.set()
+        assert [(await answer).status_code for answer in (running, held)] == [200, 200]
+        await stack.settled()
+
+
+async def test_a_slow_derender_keeps_its_decode_place_and_new_requests_are_refused(
+    launch: Launch,
+) -> None:
+    settings = admission(decode_per_member=1, queue=1) | {"limits": {"pending_tokens": 2}}
+    async with launch(settings=settings) as stack:
+        stack.render.faults[DERENDER].append(Stall())
+        running = asyncio.create_task(ask(stack, stream=True, max_tokens=2000))
+        await until(lambda: bool(stack.render.requests[DERENDER]))
+        held = asyncio.create_task(ask(stack))
+        await until(lambda: waiting(stack, "decode") == 1)
+        refused = await ask(stack)
+        assert refused.status_code == 503
+        assert "decode" in refused.json()["error"]["message"]
+        assert len(stack.render.requests[RENDER]) == 2
+        running.cancel()
+        assert (await held).status_code == 200
+        await asyncio.wait([running])
+        await stack.settled()
+
+
+async def test_a_slow_prefill_refuses_new_requests_before_any_work_is_done(launch: Launch) -> None:
+    async with launch(settings=admission(prefill_per_member=1, queue=1)) as stack:
+        stack.prefill[0].hold.clear()
+        running = asyncio.create_task(ask(stack))
+        await stack.prefill[0].waiting.wait()
+        held = asyncio.create_task(ask(stack))
+        await until(lambda: waiting(stack, "prefill") == 1)
+        refused = await ask(stack)
+        assert refused.status_code == 503
+        assert "prefill" in refused.json()["error"]["message"]
+        assert len(stack.render.requests[RENDER]) == 2
+        stack.prefill[0].hold.set()
         assert [(await answer).status_code for answer in (running, held)] == [200, 200]
         await stack.settled()
 

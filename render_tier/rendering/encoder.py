@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,12 +77,10 @@ class PromptEncoder:
         if not (options.offsets or cuts_before_specials):
             return self._fitted(self._ids(text, specials), None, keep, options.side, exact=False)
         room = None if not cuts_before_specials or keep is None else max(keep - self._tokenizer.specials, 0)
-        try:
+        with _faults_of_the_text():
             ids, offsets = self._tokenizer.encoded(
                 text, add_special_tokens=specials, keep=room, offsets=options.offsets
             )
-        except (TypeError, UnicodeError):
-            raise BadRequest(NOT_UNICODE) from None
         if offsets is not None:
             offsets = [(start + skipped, end + skipped) for start, end in offsets]
         return self._fitted(ids, offsets, keep, options.side, exact=False)
@@ -92,14 +92,12 @@ class PromptEncoder:
             self._cut_text(guarded.guard.plain(marked.text, marked.mark), options)
         specials = options.add_special_tokens and self._adds_specials
         offsets: list[tuple[int, int]] | None = None
-        try:
+        with _faults_of_the_text():
             ids: PromptIds | list[int]
             if options.offsets:
                 ids, offsets = guarded.with_offsets(marked)
             else:
                 ids = guarded.ids(marked)
-        except (TypeError, UnicodeError):
-            raise BadRequest(NOT_UNICODE) from None
         if specials:
             ids = ids.to_list() if isinstance(ids, PromptIds) else ids
             first = 0
@@ -192,9 +190,18 @@ class PromptEncoder:
         return text, 0
 
     def _ids(self, text: str, specials: bool) -> PromptIds:
-        try:
+        with _faults_of_the_text():
             if self._cache is not None and not specials:
                 return self._cache.ids(text)
             return PromptIds.of(self._engine.ids(text, add_special_tokens=specials))
-        except (TypeError, UnicodeError):
-            raise BadRequest(NOT_UNICODE) from None
+
+
+@contextmanager
+def _faults_of_the_text() -> Iterator[None]:
+    """What a tokenizer raises for a text that it cannot take, as BadRequest."""
+    try:
+        yield
+    except (TypeError, UnicodeError):
+        raise BadRequest(NOT_UNICODE) from None
+    except ValueError as error:  # mistral-common's, for a run that is too long for it
+        raise BadRequest(str(error)) from None

@@ -18,9 +18,9 @@ from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import with_tool_choice
-from render_tier.rendering.conversation import parse_arguments
+from render_tier.rendering.conversation import parse_arguments, to_conversation
 from render_tier.rendering.mistral_grammar import MistralGrammar
-from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools, refuse_media
+from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools
 from render_tier.rendering.structural_tags import Json
 from render_tier.rendering.token_ids import PromptIds
 
@@ -64,11 +64,18 @@ class MistralChat:
     def check(self, request: ChatCompletionRequest) -> None:
         if request.chat_template is not None or request.chat_template_kwargs is not None:
             raise invalid("chat_template is not supported for Mistral tokenizers.", "chat_template")
-        refuse_media(request.messages, self._model)
 
     def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
         _check_final_message(request)
         warnings: list[str] = []
+        # Parts of kinds that are no text never reach the library, which would fetch and decode some of them.
+        to_conversation(
+            request.messages,
+            "string",
+            model=self._model,
+            strict_history=self._strict_history,
+            warnings=warnings,
+        )
         messages = [self._read(place, said, warnings) for place, said in enumerate(request.messages)]
         options = {"reasoning_effort": kwargs.get("reasoning_effort")}
         try:
@@ -126,11 +133,7 @@ class MistralChat:
         call = {**call, "id": _short(call.get("id"), f"{where}.id", warnings)}
         function = call.get("function")
         if isinstance(function, dict):
-            arguments, fault = parse_arguments(function.get("arguments"))
-            if fault and self._strict_history:
-                raise invalid(f"{where}.function.arguments: {fault}", "messages")
-            if fault:
-                warnings.append(f"{where}.function.arguments: {fault}; read as an empty object")
+            arguments, _ = parse_arguments(function.get("arguments"))  # its fault is in the warnings already
             call["function"] = {**function, "arguments": arguments}
         return call
 

@@ -16,7 +16,7 @@ from render_tier.model import ModelAssets, load_assets
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.generate import GenerateRequest
-from render_tier.protocol.tokenize import TokenizeChatRequest
+from render_tier.protocol.tokenize import TokenizeChatRequest, TokenizeTextRequest
 from render_tier.rendering.mistral_chat import MistralChat
 from render_tier.rendering.renderer import Renderer
 from render_tier.rendering.settings import RenderSettings
@@ -109,6 +109,8 @@ class TestHistory:
             [ASK, {"role": "tool", "content": "x"}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
             [{"role": "user", "content": ["text"]}],
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image", "image": "x"}]}],
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "audio_url"}]}],
         ],
     )
     def test_what_the_model_was_not_trained_on_is_refused(
@@ -116,6 +118,13 @@ class TestHistory:
     ) -> None:
         with pytest.raises(BadRequest):
             v3.chat(ChatCompletionRequest.parse({"messages": messages}))
+
+    def test_a_run_that_is_too_long_for_the_tokenizer_is_refused(self, v3: Renderer) -> None:
+        text = " " * 1_000_000
+        with pytest.raises(BadRequest, match="tokenizing"):
+            v3.tokenize(TokenizeTextRequest.model_validate({"prompt": text}))
+        with pytest.raises(BadRequest, match="tokenizing"):
+            v3.chat(request({"role": "user", "content": text}))
 
     @pytest.mark.parametrize("fields", [{"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}}])
     def test_templates_are_refused(self, v3: Renderer, fields: dict[str, Any]) -> None:

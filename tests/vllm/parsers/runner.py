@@ -62,7 +62,7 @@ class VllmRunner:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)  # it frees its tokenizers first, which takes time on a busy machine
         self.process.stdout.close()
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:

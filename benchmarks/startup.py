@@ -1,12 +1,13 @@
-"""From process start to ready, and memory once warm: `render-tier serve` beside `vllm launch render`.
+"""From process start to ready, and memory once warm: ours beside `vllm-rs render` and `vllm launch render`.
 
-Both serve the Qwen3 tokenizer (151k vocabulary) with the same parsers; each start is a new process. Memory
-is read after one chat with tools was rendered and one answer derendered.
+All serve the Qwen3 tokenizer (151k vocabulary) with the same parsers; each start is a new process. Memory
+is read after one chat with tools was rendered and (but for vllm-rs) one answer derendered.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from pathlib import Path
 import httpx
 
 from benchmarks.measure import Memory, cpu_seconds, machine, median, memory, print_table, ratio
+from benchmarks.render import fetch_vllm_rs
 from tests.support import vllm
 from tests.support.processes import ServerProcess, render_tier_server
 
+RUST = "vllm-rs"
 ROOT = Path(__file__).resolve().parent.parent
 QWEN3 = ROOT / ".cache" / "models" / "qwen3"
 CHAT = {
@@ -34,10 +37,12 @@ class Start:
     memory: Memory
 
 
-def warm(url: str) -> None:
+def warm(url: str, *, derenders: bool) -> None:
     """Render one chat and derender one answer, so that nothing is loaded lazily afterwards."""
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         rendered = client.post("/v1/chat/completions/render", json=CHAT).raise_for_status().json()
+        if not derenders:
+            return
         reply = {
             "request_id": "generate-tokens-chatcmpl-1",
             "choices": [{"index": 0, "token_ids": [9707, 11, 1879], "finish_reason": "length"}],
@@ -49,7 +54,7 @@ def warm(url: str) -> None:
 def measure(server: ServerProcess) -> Start:
     with server:
         cpu = cpu_seconds(server.pid)
-        warm(server.url)
+        warm(server.url, derenders=server.name != RUST)
         return Start(server.ready_after, cpu, memory(server.pid))
 
 
@@ -58,6 +63,19 @@ def ours(logs: Path, workers: int) -> ServerProcess:
     if workers > 1:
         options += ["--workers", str(workers)]
     return render_tier_server(QWEN3, *options, log_dir=logs)
+
+
+def rust(logs: Path) -> ServerProcess:
+    flags = ["--served-model-name", "qwen3", "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes"]
+    binary = fetch_vllm_rs()
+    return ServerProcess(
+        RUST,
+        lambda port: [binary, "render", QWEN3, *flags, "--port", str(port)],
+        log_dir=logs,
+        ready_path="/health",
+        ready_within=120,
+        env={"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1"},
+    )
 
 
 def main() -> None:
@@ -72,6 +90,7 @@ def main() -> None:
         series: list[tuple[str, Callable[[], ServerProcess], int]] = [
             ("render-tier", lambda: ours(logs, 1), arguments.runs),
             (f"render-tier, {arguments.workers} workers", lambda: ours(logs, arguments.workers), 1),
+            ("vllm-rs render", lambda: rust(logs), arguments.peer_runs),
             ("vllm launch render", lambda: vllm.render(QWEN3, "qwen3", log_dir=logs), arguments.peer_runs),
         ]
         results = {name: [measure(make()) for _ in range(runs)] for name, make, runs in series if runs}

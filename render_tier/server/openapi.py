@@ -26,6 +26,18 @@ BODIES: dict[str, tuple[type[BaseModel], ...]] = {
 }
 """Request models by path; other endpoints take an object that their own decoder describes."""
 REFERENCE = "#/components/schemas/{model}"
+EXPLAIN = {
+    "name": "explain",
+    "in": "query",
+    "description": "Also say why: the text with its tokens, and the source of every default",
+    "schema": {"type": "boolean", "default": False},
+}
+TOKEN_IDS = {
+    "name": "X-Token-Ids",
+    "in": "header",
+    "description": "base64: token_ids as the base64 of little-endian 32-bit integers",
+    "schema": {"type": "string", "enum": ["base64"]},
+}
 ERRORS = {
     "400": "The request is wrong",
     "404": "The model is not served",
@@ -57,6 +69,7 @@ def _operation(endpoint: Endpoint, components: dict[str, Any]) -> dict[str, Any]
     return {
         "summary": endpoint.summary,
         "operationId": endpoint.path.strip("/").replace("/", "_"),
+        "parameters": [*([EXPLAIN] if endpoint.explain else ()), *([TOKEN_IDS] if endpoint.compact else ())],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {"description": "Done", "content": answer},

@@ -40,6 +40,11 @@ async def test_explain_refuses_what_the_plain_endpoint_refuses(client: httpx.Asy
     assert (explained.status_code, explained.content) == (plain.status_code, plain.content)
 
 
+async def test_the_schema_names_both(client: httpx.AsyncClient) -> None:
+    operation = (await client.get("/openapi.json")).json()["paths"][PATH]["post"]
+    assert [parameter["name"] for parameter in operation["parameters"]] == ["explain", "X-Token-Ids"]
+
+
 async def test_compact_ids(client: httpx.AsyncClient) -> None:
     plain = await client.post(PATH, json=BODY)
     assert "x-token-ids" not in plain.headers

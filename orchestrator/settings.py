@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import tomllib
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 _BASE_URL = re.compile(r"https?://[^/?#]+(/[^?#]*)?")
 
@@ -27,6 +28,7 @@ def _base_url(value: str) -> str:
 Url = Annotated[str, AfterValidator(_base_url)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Endpoint = Annotated[str, Field(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 Selection = Literal["round_robin", "least_active", "power_of_two", "session_affinity"]
 EngineSelection = Literal[
     "round_robin", "least_active", "power_of_two", "session_affinity", "prefix_affinity"
@@ -81,6 +83,27 @@ class Selections(Section):
     """Of one prompt that are looked at."""
     prefix_index_blocks: Count = 200_000
     """That are remembered for each role."""
+
+
+class KvEvents(Section):
+    """Engines that publish the events of their KV cache (vLLM's ``--kv-events-config``, publisher ``zmq``)
+    are scored by what they say they hold. Needs the extra ``kv-events``."""
+
+    endpoints: dict[Url, Endpoint] = {}
+    """Base URL of an engine in ``members`` to the address of its events."""
+    replay: dict[Url, Endpoint] = {}
+    """The same to the address of its replays, where it has one."""
+    topic: str = ""
+    index_blocks: Count = 400_000
+    """That are remembered of each engine; blocks of the engine's own size."""
+    drift_window: Count = 32
+    """So many comparisons with reported cached tokens are looked at."""
+    drift_share: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """With more of them wrong an engine is not believed, until a whole window has fewer."""
+    queue: Count = 10_000
+    """Messages of an engine that may wait; more are dropped, which is a gap."""
+    message_bytes: Count = 16 * 2**20
+    replay_timeout: Seconds = 5.0
 
 
 class Health(Section):
@@ -220,6 +243,7 @@ class Settings(Section):
     server: Server = Server()
     members: Members = Members()
     selection: Selections = Selections()
+    kv_events: KvEvents = KvEvents()
     health: Health = Health()
     sessions: Sessions = Sessions()
     timeouts: Timeouts = Timeouts()
@@ -227,6 +251,16 @@ class Settings(Section):
     policy: PolicySettings = PolicySettings()
     limits: Limits = Limits()
     admission: Admission = Admission()
+
+    @model_validator(mode="after")
+    def _followed_are_engines(self) -> Settings:
+        engines = {*self.members.prefill, *self.members.decode}
+        for url in (*self.kv_events.endpoints, *self.kv_events.replay):
+            if url.rstrip("/") not in engines:
+                raise ValueError(f"kv_events: {url} is not one of members.prefill or members.decode")
+        if self.kv_events.endpoints and importlib.util.find_spec("zmq") is None:
+            raise ValueError("kv_events.endpoints needs the extra kv-events: pip install pyzmq")
+        return self
 
     def digest(self) -> str:
         """Short hash of the effective values, secrets left out."""

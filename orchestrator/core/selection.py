@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
+from orchestrator.core.exact_index import LookedUp
+
 PolicyName = Literal["round_robin", "least_active", "power_of_two", "prefix_affinity", "session_affinity"]
 
 Draw = Callable[[int], int]
@@ -30,6 +32,8 @@ class Affinity:
 
     session: str | None = None
     blocks: Sequence[bytes] = ()
+    prompt: LookedUp | None = None
+    """For the indexes of members that report what they hold; None where these cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ class Candidate:
     """Its place by rendezvous hashing, the highest first; 0 when there is nothing to hash."""
     alive: bool = True
     """It has not been found dead, by its last probe or by a connection that could not be made."""
+    reported_tokens: int | None = None
+    """Leading tokens of the prompt that it says it holds, where it reports such things."""
+    exact: bool = False
+    """``cached_blocks`` follows from that; otherwise it is what the member was given before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class Decision:
                     "healthy": c.healthy,
                     "tried": c.tried,
                     "cached_blocks": c.cached_blocks,
+                    "index": "exact" if c.exact else "approximate",
                 }
                 for c in self.candidates[:SHOWN_CANDIDATES]
             ],

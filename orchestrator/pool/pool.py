@@ -21,7 +21,8 @@ NO_AFFINITY = Affinity()
 
 
 class Pool:
-    """``index``, when given, is what the members have probably cached. ``asks_the_dead``: when all members
+    """``index``, when given, is what the members have probably cached, in blocks of ``block_tokens``. What a
+    member reports itself counts instead, as long as it can be believed. ``asks_the_dead``: when all members
     have failed their last probe they are asked all the same; a role whose legs cost something on the way to
     them gives nobody then."""
 
@@ -37,11 +38,13 @@ class Pool:
         draw: Draw,
         load_factor: float = 1.25,
         index: PrefixIndex | None = None,
+        block_tokens: int = 64,
         asks_the_dead: bool = False,
     ) -> None:
         self.role = role
         self._asks_the_dead = asks_the_dead
         self.index = index
+        self._block_tokens = block_tokens
         self._policy: PolicyName = policy
         self._clock = clock
         self._draw = draw
@@ -133,12 +136,21 @@ class Pool:
         elif policy == "prefix_affinity" and affinity.blocks:
             what = affinity.blocks[0]
             cached = self.index.cached(affinity.blocks) if self.index is not None else {}
-        return [
-            member.candidate(
-                now,
-                tried=url in tried,
-                cached_blocks=cached.get(url, 0),
-                rank=0 if what is None else rendezvous_rank(what, url),
+        candidates = []
+        for url, member in self._members.items():
+            blocks, reported, exact = cached.get(url, 0), None, False
+            if policy == "prefix_affinity" and what and member.reports and affinity.prompt:
+                reported = member.reports.predict(affinity.prompt)
+                if reported is not None and member.reports.trusted:
+                    blocks, exact = reported // self._block_tokens, True
+            candidates.append(
+                member.candidate(
+                    now,
+                    tried=url in tried,
+                    cached_blocks=blocks,
+                    rank=0 if what is None else rendezvous_rank(what, url),
+                    reported_tokens=reported,
+                    exact=exact,
+                )
             )
-            for url, member in self._members.items()
-        ]
+        return candidates

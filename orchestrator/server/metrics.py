@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -65,6 +65,7 @@ class _StateCollector(Collector):
                 active.add_metric([pool.role, member.url], member.active)
         yield healthy
         yield active
+        yield from self._kv_indexes()
         waiting = GaugeMetricFamily("pd_gate_waiting", "Waits for a place.", labels=["gate"])
         taken = GaugeMetricFamily("pd_gate_active", "Places taken.", labels=["gate"])
         for gate in self.gates:
@@ -72,6 +73,27 @@ class _StateCollector(Collector):
             taken.add_metric([gate.name], gate.active)
         yield waiting
         yield taken
+
+    def _kv_indexes(self) -> Iterator[Metric]:
+        labels = ["role", "member"]
+        blocks = GaugeMetricFamily("pd_kv_index_blocks", "Blocks a member says it holds.", labels=labels)
+        trusted = GaugeMetricFamily("pd_kv_index_trusted", "It is scored by them.", labels=labels)
+        losses = CounterMetricFamily(
+            "pd_kv_index_losses",
+            "How often they were lost or stopped being believed.",
+            labels=[*labels, "reason"],
+        )
+        for pool in self._pools:
+            for member in pool.members:
+                if (reports := member.reports) is None:
+                    continue
+                blocks.add_metric([pool.role, member.url], len(reports.index))
+                trusted.add_metric([pool.role, member.url], float(reports.trusted))
+                for reason, count in reports.losses.items():
+                    losses.add_metric([pool.role, member.url, reason], count)
+        yield blocks
+        yield trusted
+        yield losses
 
 
 class Metrics:
@@ -134,6 +156,12 @@ class Metrics:
         self.predictions = Counter(
             "pd_cache_predictions",
             "Prompts believed cached on a member, by whether it reported so.",
+            ["role", "result"],
+            registry=registry,
+        )
+        self.kv_predictions = Counter(
+            "pd_kv_index_predictions",
+            "Prompts looked up in a member's reported cache, by whether it then found so much.",
             ["role", "result"],
             registry=registry,
         )

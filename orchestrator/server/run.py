@@ -20,7 +20,7 @@ import structlog
 from orchestrator.core import legs
 from orchestrator.core.coalescing import Output
 from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
-from orchestrator.core.selection import Affinity, Decision, PolicyName
+from orchestrator.core.selection import Affinity, Candidate, Decision, PolicyName
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.errors import HopError, NoMembers, TimedOut
 from orchestrator.pool.member import Member
@@ -69,7 +69,7 @@ class Run:
         self._place: Place | None = None
         self._decode_member: Member | None = None
         """Chosen for the next decode leg."""
-        self._predicted: dict[str, int] = {}
+        self._predicted: dict[str, Candidate] = {}
         self._kv = HeldKv(services, self._lease_ended)
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._extended: legs.RenderedPrompt | None = None
@@ -145,9 +145,9 @@ class Run:
     ) -> None:
         """What was believed to be cached on ``member`` with what it ``reported``, in tokens."""
         services = self._services
-        predicted = self._predicted.get(role, 0) * services.settings.selection.prefix_block_tokens
         pool = services.prefill_pool if role == "prefill" else services.decode_pool
-        services.compare_cached(pool, member, predicted, reported)
+        if reported is not None and (chosen := self._predicted.get(role)) is not None:
+            services.compare_cached(pool, member, chosen, self.affinity, reported)
 
     def first_token(self, source: Source) -> None:
         """Of a decode leg, whose chunks come from ``source``."""
@@ -352,7 +352,7 @@ class Run:
         leg.start()
 
     def _record(self, role: str, decision: Decision) -> None:
-        self._predicted[role] = decision.winner.cached_blocks
+        self._predicted[role] = decision.winner
         self.exchange.note_decision(role, decision)
 
     def _wait_for_place(self, gate: GateName, on_in: Callable[[], None], refused: Event) -> None:

@@ -15,7 +15,7 @@ from orchestrator.core.kv_params import UsedParams
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
-from orchestrator.core.selection import Affinity, PolicyName
+from orchestrator.core.selection import Affinity, Candidate, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
 from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers
@@ -28,6 +28,7 @@ from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.admission import Admission
 from orchestrator.server.integrity import Integrity
+from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.supervisor import Supervisor
 from orchestrator.settings import Settings
@@ -86,6 +87,7 @@ class Services:
         )
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools)
+        self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(
             settings.admission,
@@ -136,6 +138,7 @@ class Services:
         """Begin the background probes."""
         loop = asyncio.get_running_loop()
         self._watching = [loop.create_task(monitor.run(), name="health") for monitor in self._monitors]
+        self.kv_indexes.start()
 
     async def check_health(self) -> None:
         """Probe every member once, now."""
@@ -153,6 +156,7 @@ class Services:
             task.cancel()
         if self._watching:
             await asyncio.wait(self._watching)
+        await self.kv_indexes.close()
         self.end_exchanges()
         await self.supervisor.close(self.settings.server.grace)
         if self.sessions is not None:
@@ -189,10 +193,15 @@ class Services:
             # Whatever it comes back as, it comes back without a cache.
             pool.forget(member)
 
-    def compare_cached(self, pool: Pool, member: Member, predicted: int, reported: int | None) -> None:
-        """Check the index against what the engine says; numbers of tokens. An engine that has far less than
-        predicted has lost its cache, so what is believed of it is dropped."""
-        if reported is None or not predicted:
+    def compare_cached(
+        self, pool: Pool, member: Member, chosen: Candidate, affinity: Affinity, reported: int
+    ) -> None:
+        """Check the indexes against how many tokens the engine found cached. An engine that has far less than
+        it was given before has lost its cache, so what is believed of it is dropped."""
+        if chosen.reported_tokens is not None and affinity.prompt is not None and member.reports is not None:
+            self.kv_indexes.compare(pool.role, member, affinity.prompt, chosen.reported_tokens, reported)
+        predicted = 0 if chosen.exact else chosen.cached_blocks * self.settings.selection.prefix_block_tokens
+        if not predicted:
             return
         drifted = reported < predicted / 2
         self.metrics.predictions.labels(pool.role, "drifted" if drifted else "held").inc()
@@ -217,6 +226,7 @@ class Services:
                 max_blocks=selection.prefix_blocks,
                 seed=prompt.cache_identity,
             ),
+            self.kv_indexes.looked_up(prompt),
         )
 
     def note_unusable_prefill(self, member: Member, leg: str, problem: str) -> None:
@@ -280,6 +290,7 @@ class Services:
             draw=random.randrange,
             load_factor=self.settings.selection.load_factor,
             index=PrefixIndex(self.settings.selection.prefix_index_blocks) if indexed else None,
+            block_tokens=self.settings.selection.prefix_block_tokens,
             asks_the_dead=asks_the_dead,
         )
 

@@ -1,0 +1,122 @@
+"""Selection by what engines say they hold, through the real shell and real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from pydantic import ValidationError
+
+from orchestrator.core.kv_events import AllBlocksCleared, BlockStored, KvEvent
+from orchestrator.server.kv_indexes import KvIndexes
+from orchestrator.settings import KvEvents, Settings
+from tests.orchestrator.conftest import Launch, Stack, until
+from tests.orchestrator.faults import GENERATE
+
+SELECTION = {"prefix_block_tokens": 4}
+TEXT = " ".join(["word"] * 16)
+
+
+class Engine:
+    """The publishing side of one member."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.socket = context.socket(zmq.XPUB)
+        self.socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._next = 0
+
+    def publish(self, *events: KvEvent) -> None:
+        number, self._next = self._next, self._next + 1
+        payload = msgspec.msgpack.encode([0.0, list(events), 0])
+        self.socket.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
+
+@contextlib.asynccontextmanager
+async def reporting(stack: Stack, **settings: Any) -> AsyncIterator[list[Engine]]:
+    """Each prefill member of the running stack publishes events; the ports are known only now."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    services = stack.services
+    members = list(services.prefill_pool.members)
+    engines = [Engine(context) for _ in members]
+    endpoints = {member.url: engine.endpoint for member, engine in zip(members, engines, strict=True)}
+    events = KvEvents.model_validate({"endpoints": endpoints} | settings)
+    config = services.settings.model_copy(update={"kv_events": events})
+    services.kv_indexes = KvIndexes(config, services.pools, services.metrics)
+    services.kv_indexes.start()
+    try:
+        for engine in engines:
+            await until(lambda engine=engine: bool(engine.socket.poll(0)))
+            engine.publish(AllBlocksCleared())
+        await until(lambda: all(member.reports.trusted for member in members))  # type: ignore[union-attr]
+        yield engines
+    finally:
+        await services.kv_indexes.close()
+        for engine in engines:
+            engine.socket.close(linger=0)
+        context.destroy(linger=0)
+
+
+async def ask(stack: Stack, content: str = TEXT) -> dict[str, Any]:
+    """The decision about prefill."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 3}
+    response = await stack.http.post("/v1/chat/completions", json=body, headers={"X-PD-Explain": "1"})
+    assert response.status_code == 200
+    decision: dict[str, Any] = json.loads(response.headers["x-pd-decisions"])[1]
+    assert decision["role"] == "prefill"
+    return decision
+
+
+def held(stack: Stack) -> BlockStored:
+    """The prompt that has gone to prefill, as stored blocks."""
+    [ids] = [r["token_ids"] for tier in stack.prefill for r in tier.requests[GENERATE][:1]]
+    whole = len(ids) // 4 * 4
+    return BlockStored(list(range(whole // 4)), None, ids[:whole], 4, "GPU")
+
+
+async def test_the_member_that_says_it_holds_the_prompt_is_chosen(launch: Launch) -> None:
+    async with launch(prefill=3, settings={"selection": SELECTION}) as stack:
+        first = await ask(stack)
+        assert {c["index"] for c in first["candidates"]} == {"approximate"}
+        async with reporting(stack) as engines:
+            members = list(stack.services.prefill_pool.members)
+            other = next(i for i, member in enumerate(members) if member.url != first["winner"])
+            engines[other].publish(held(stack))
+            await until(lambda: len(members[other].reports.index) > 0)  # type: ignore[union-attr]
+            decision = await ask(stack)
+            assert decision["winner"] == members[other].url
+            assert {c["index"] for c in decision["candidates"]} == {"exact"}
+            assert max(c["cached_blocks"] for c in decision["candidates"]) > 2
+            text = stack.services.metrics.exposition().decode()
+            assert f'pd_kv_index_trusted{{member="{members[other].url}",role="prefill"}} 1.0' in text
+
+
+async def test_a_member_whose_reports_are_not_true_is_scored_as_before(launch: Launch) -> None:
+    """The scripted engine finds 3 cached tokens, whatever it has said."""
+    async with launch(prefill=1, settings={"selection": SELECTION}) as stack:
+        await ask(stack)
+        async with reporting(stack, drift_window=4) as [engine]:
+            [member] = stack.services.prefill_pool.members
+            reports = member.reports
+            assert reports is not None
+            engine.publish(held(stack))
+            await until(lambda: len(reports.index) > 0)
+            for _ in range(2):
+                assert (await ask(stack))["candidates"][0]["index"] == "exact"
+            assert (await ask(stack))["candidates"][0]["index"] == "approximate"
+            assert reports.losses == {"drift": 1}
+            text = stack.services.metrics.exposition().decode()
+            assert "pd_kv_index_losses_total{" in text
+            assert 'reason="drift"' in text
+
+
+def test_only_engines_can_be_followed() -> None:
+    with pytest.raises(ValidationError, match="http://x is not one of"):
+        Settings.model_validate({"kv_events": {"endpoints": {"http://x": "tcp://x:1"}}})
+    with pytest.raises(ValidationError, match="pattern"):
+        Settings.model_validate({"kv_events": {"endpoints": {"http://x": "http://x:1"}}})

@@ -373,6 +373,6 @@ def known(server: str, name: str, ours: Any, theirs: Any) -> bool:
     if server in SPECIAL_MARKERS and isinstance(ours, dict) and isinstance(theirs, dict):
         params = {k: v for k, v in ours["sampling_params"].items() if k != "skip_special_tokens"}
         ours = {**ours, "sampling_params": params}
-    return (
-        ours == theirs or name.startswith("choice") and bool(without_schemas(ours) == without_schemas(theirs))
+    return ours == theirs or (
+        name.startswith("choice") and bool(without_schemas(ours) == without_schemas(theirs))
     )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.processes import ServerFailed, ServerProcess
+from tests.support.processes import ServerFailed, ServerProcess, free_port
 
 READY_WITHIN = 240.0
 """Seconds. A start takes about 30 on an idle machine of two cores, several times that on a busy one."""
@@ -22,6 +26,16 @@ ENGINE_OPTIONS = (
     "--enforce-eager",
     "--kv-cache-memory-bytes", "1073741824",
 )  # fmt: skip
+
+PAIR_OPTIONS = (
+    "--tokens-only",
+    "--dtype", "float32",
+    "--max-model-len", "2048",
+    "--max-num-seqs", "8",
+    "--enforce-eager",
+    "--kv-cache-memory-bytes", "268435456",
+)  # fmt: skip
+"""Those of the two engines of a pair."""
 
 RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 """Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""
@@ -76,6 +90,56 @@ def engine(model: Path, name: str, *options: str, log_dir: Path, threads: int = 
         log_dir=log_dir,
         threads=threads,
     )
+
+
+def pair_engine(model: Path, name: str, role: str, *options: str, log_dir: Path) -> ServerProcess:
+    """One side of a pair over NIXL, `role` "prefill" or "decode"; blocks are moved between CPU memories."""
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[role],
+        "kv_buffer_device": "cpu",
+    }
+    process = server(
+        f"vllm-{role}",
+        *("serve", model, "--served-model-name", name),
+        *PAIR_OPTIONS,
+        *("--kv-transfer-config", json.dumps(transfer)),
+        *options,
+        log_dir=log_dir,
+    )
+    process.env |= {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        # The first logprobs would compile a kernel: a minute on a busy machine, in which the engine stands.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    return process
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill and a decode engine that know nothing of each other until a request names one to the other.
+    Engine ids are random, so that a restarted engine is a new one to its peer."""
+
+    prefill: ServerProcess
+    decode: ServerProcess
+
+
+@contextmanager
+def nixl_pair(model: Path, name: str, log_dir: Path) -> Iterator[Pair]:
+    """Both engines, started side by side. The decode engine keeps no prefix cache: what it did not get over
+    NIXL it computes."""
+    pair = Pair(
+        pair_engine(model, name, "prefill", log_dir=log_dir),
+        pair_engine(model, name, "decode", "--no-enable-prefix-caching", log_dir=log_dir),
+    )
+    try:
+        with ThreadPoolExecutor(2) as starts:
+            list(starts.map(start, (pair.prefill, pair.decode)))
+        yield pair
+    finally:
+        pair.prefill.stop()
+        pair.decode.stop()
 
 
 def generative(model: Path, into: Path) -> Path:

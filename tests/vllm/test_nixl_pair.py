@@ -455,7 +455,8 @@ async def test_a_client_that_leaves_while_streaming(
 async def test_a_prefill_engine_that_dies(
     stack: Stack, prompts: list[list[int]], colocated: list[Answer]
 ) -> None:
-    """Each request under way has the right answer or an honest error; later ones are refused; decode is well."""
+    """Each request under way has the right answer or an honest error, later ones are refused, and the decode
+    engine is well."""
     few = range(22, 30)
     async with client(stack.apart) as http:
         asked = [asyncio.create_task(http.post("/completions", json=body(prompts[i]))) for i in few]

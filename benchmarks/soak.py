@@ -2,9 +2,10 @@
 
 Real processes: render tier, a scripted prefill and a scripted decode engine with leases and KV transfer, one
 orchestrator. Clients stream, ask whole, ask for several choices, stop early, send what is refused, and leave
-in the middle. The first fifth is warm-up; growth is the slope of a line through the samples after it, so that
-a single high sample neither hides nor makes one. At the end everything that the orchestrator counts as under
-way must be zero; the exit code says whether it was.
+in the middle. What the services remember by design (caches, the prefix index) is bounded; here the bounds are
+small, so that they are reached soon and what still grows is a leak. The first fifth is warm-up; growth is the
+slope of a line through the samples after it, so that a single high sample neither hides nor makes one. At the
+end everything that the orchestrator counts as under way must be zero; the exit code says whether it was.
 
     python -m benchmarks.soak --minutes 30
 """
@@ -41,6 +42,18 @@ EVERY = 15.0
 """Seconds between two samples."""
 WARM_UP = 0.2
 UNDER_WAY = {f"pd_{counter.name}" for counter in fields(Integrity)}
+ORCHESTRATOR = """
+[selection]
+prefix_index_blocks = 2000
+
+[limits]
+remembered_params = 1000
+"""
+RENDER_TIER = """
+prompt_cache_bytes = 1000000
+context_cache_entries = 64
+stream_cache_entries = 64
+"""
 KINDS = ("streamed", "whole", "two choices", "stopped early", "refused", "left")
 
 
@@ -179,6 +192,8 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as directory, ExitStack() as exits:
         logs = Path(directory)
+        (logs / "orchestrator.toml").write_text(ORCHESTRATOR)
+        (logs / "render-tier.toml").write_text(RENDER_TIER)
         script = logs / "script.json"
         script.write_text(json.dumps([{"token_ids": PLAYED * 64, "interval_ms": 20}]))
         engine = (
@@ -192,14 +207,16 @@ def main() -> None:
             "warning",
         )
         servers = [
-            render_tier_server(QWEN3, *NAMED, log_dir=logs),
+            render_tier_server(QWEN3, *NAMED, "--config", logs / "render-tier.toml", log_dir=logs),
             engine_server(*engine, role="prefill", log_dir=logs),
             engine_server(*engine, role="decode", log_dir=logs),
         ]
         render, prefill, decode = (exits.enter_context(server) for server in servers)
         members = ("--render", render.url, "--prefill", prefill.url, "--decode", decode.url)
         orchestrator = exits.enter_context(
-            orchestrator_server(*members, "--log-level", "warning", log_dir=logs)
+            orchestrator_server(
+                *members, "--log-level", "warning", "--config", logs / "orchestrator.toml", log_dir=logs
+            )
         )
         fine = asyncio.run(
             soak([*servers, orchestrator], orchestrator.url, options.minutes, options.clients, options.seed)

@@ -460,7 +460,8 @@ async def test_a_prefill_engine_that_dies(
     few = range(22, 30)
     async with client(stack.apart) as http:
         asked = [asyncio.create_task(http.post("/completions", json=body(prompts[i]))) for i in few]
-        await asyncio.sleep(0.5)
+        # Now some are decoded, some are being pulled, and some wait for prefill.
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=120)
         stack.pair.prefill.kill()
         replies = await asyncio.wait_for(asyncio.gather(*asked), 120)
         late = await asyncio.wait_for(http.post("/completions", json=body(prompts[0])), 60)
@@ -470,6 +471,7 @@ async def test_a_prefill_engine_that_dies(
         else:
             assert reply.status_code in (500, 502, 503), reply.text
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    assert 200 in {reply.status_code for reply in replies}
     assert late.status_code == 503, late.text
     async with client(stack.together) as http:
         assert await ask(http, body(prompts[0]), False) == [colocated[0]]

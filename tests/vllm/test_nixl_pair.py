@@ -460,7 +460,7 @@ async def test_a_prefill_engine_that_dies(
     few = range(22, 30)
     async with client(stack.apart) as http:
         asked = [asyncio.create_task(http.post("/completions", json=body(prompts[i]))) for i in few]
-        # Now some are decoded, some are being pulled, and some wait for prefill.
+        # One is complete then; the others are anywhere before that.
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=120)
         stack.pair.prefill.kill()
         replies = await asyncio.wait_for(asyncio.gather(*asked), 120)

@@ -35,9 +35,9 @@ Kind = Literal["message", "said", "reasoning", "call", "result"]
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
-    """``message``: a turn as chat has it, in ``fields``. The others are parts of turns: text that the
-    assistant said, its reasoning (``text``), a call that it made (``call_id``, ``name``, ``text`` the
-    arguments), and the result of one (``call_id``, ``content``).
+    """``message``: a turn as chat has it, in ``fields``: what is checked of it, and nothing else. The others
+    are parts of turns: text that the assistant said, its reasoning (``text``), a call that it made
+    (``call_id``, ``name``, ``text`` the arguments), and the result of one (``call_id``, ``content``).
 
     ``custom``: the call is of a custom tool, and ``text`` its input. ``unfinished``: the model is to go on
     with it.
@@ -119,11 +119,11 @@ def _message(index: int, item: dict[str, Any]) -> InputItem:
             return InputItem("said", text=content, unfinished=unfinished)
         if content and isinstance(content[0].get("text"), str):
             return InputItem("said", text=content[0]["text"], unfinished=unfinished)
-        return InputItem("message", fields=item, unfinished=unfinished)
+        return InputItem("message", fields={"role": role, "content": content}, unfinished=unfinished)
     if not _is_one_of(role, INPUT_ROLES):
         raise _fault(index, "role", "literal_error", "no role of an input message", role)
     _check_content(index, "content", content)
-    return InputItem("message", fields=item, unfinished=unfinished)
+    return InputItem("message", fields={"role": role, "content": content}, unfinished=unfinished)
 
 
 def _output_text(item: dict[str, Any], content: list[Any]) -> str | None:

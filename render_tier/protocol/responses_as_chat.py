@@ -181,7 +181,7 @@ def _messages(request: ResponsesRequest, joined: bool) -> Iterator[dict[str, Any
     for item in request.input:
         if item.kind == "message":
             assert item.fields is not None
-            message = {key: value for key, value in item.fields.items() if key != "type"}
+            message = dict(item.fields)
         elif item.kind == "result":
             message = {"role": "tool", "content": item.content, "tool_call_id": item.call_id}
         elif joined and open_turn is not None and _joined(open_turn, item):

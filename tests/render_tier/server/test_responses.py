@@ -29,7 +29,10 @@ CHAT = "/v1/chat/completions/render"
 KINDS = ("message", "function_call", "function_call_output", "reasoning", "custom_tool_call", "x")
 ITEM = st.dictionaries(
     st.sampled_from(
-        ["type", "role", "content", "id", "status", "call_id", "name", "arguments", "output", "summary"]
+        [
+            *("type", "role", "content", "id", "status", "call_id", "name", "arguments", "output", "summary"),
+            *("tool_calls", "reasoning"),
+        ]
     ),
     JSON | st.sampled_from(KINDS),
     max_size=6,
@@ -39,7 +42,12 @@ PART = st.dictionaries(
 )
 MESSAGE = st.fixed_dictionaries(
     {"type": st.just("message"), "role": st.sampled_from(["user", "assistant", "developer", "system"])},
-    optional={"content": st.lists(PART, max_size=2) | SCALAR, "status": SCALAR, "id": SCALAR},
+    optional={
+        "content": st.lists(PART, max_size=2) | SCALAR,
+        "status": SCALAR,
+        "id": SCALAR,
+        "tool_calls": JSON,
+    },
 )
 TOOL = st.dictionaries(
     st.sampled_from(["type", "name", "parameters", "strict", "tools", "format", "description"]),
@@ -82,6 +90,25 @@ def test_no_request_is_a_server_error(answer: Any, value: Any) -> None:
             DERENDER, {"responses_request": value, "generate_response": whole, "prompt_token_ids": [1]}
         )
         assert response["object"] == "response"
+
+
+CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("more", [[], [CALL_ITEM]], ids=["alone", "a call follows"])
+@pytest.mark.parametrize("value", [7, [7], "x", {"a": 1}, [{"function": 7}]], ids=str)
+@pytest.mark.parametrize("field", ["tool_calls", "reasoning", "reasoning_content", "tool_call_id", "name"])
+@pytest.mark.parametrize("role", ["assistant", "user", "developer"])
+def test_nothing_of_a_message_is_taken_that_is_not_checked(
+    answer: Any, role: str, field: str, value: Any, more: list[Any]
+) -> None:
+    content: Any = [] if role == "assistant" else "hi"
+    message = {"role": role, "content": content}
+    after = [*more, {"role": "user", "content": "hi"}]
+    plain = answer(RENDER, {"request_id": "r", "input": [message, *after]})
+    given = answer(RENDER, {"request_id": "r", "input": [{**message, field: value}, *after]})
+    assert not isinstance(plain, ApiError)
+    assert given["token_ids"] == plain["token_ids"]
 
 
 async def test_the_prompt_is_that_of_the_same_chat(client: httpx.AsyncClient) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import corpus
 
-FILES = sorted(path for path in corpus.DATA.rglob("*.jsonl") if path.parent.name != "render")
-"""Cases and exchanges; `render` holds answers alone, which `test_render_corpus` reads with its requests."""
+FILES = sorted(path for folder in ("exchanges", "parsers") for path in (corpus.DATA / folder).glob("*.jsonl"))
+"""Cases and exchanges; the other folders hold answers alone, which the corpora read with their requests."""
 TESTS = Path(__file__).resolve().parent.parent
 
 

@@ -14,11 +14,17 @@ import pytest
 from tests.support.render_corpus import ALL
 from tests.vllm.record_render import CORPORA, DATA, MODELS_OF, answers, server
 
+LOWERED = {"messages", "responses"}
+"""They become chat requests before a tokenizer or template sees them, so two models are asked again live."""
+ASKED_LOWERED = {"qwen3", "gptoss"}
+
 
 @pytest.mark.parametrize("name", ALL)
 def test_vllm_answers_as_recorded(name: str, tmp_path: Path) -> None:
     with server(name, tmp_path) as process:
         for corpus in (each for each in CORPORA if name in MODELS_OF[each]):
+            if corpus in LOWERED and name not in ASKED_LOWERED:
+                continue
             recording = (DATA / corpus / f"{name}.jsonl").read_text().splitlines()
             for live, before in zip(answers(corpus, name, process.url), recording, strict=True):
                 assert live == json.loads(before), corpus

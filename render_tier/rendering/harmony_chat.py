@@ -5,14 +5,13 @@ tools, where there are any), and then one or more messages for each of the clien
 "analysis", calls and their results on "commentary", answers on "final". Reasoning from before the last
 answer is left out, as the model was trained. Nothing that a client writes becomes a special token.
 
-The library writes the frame: heads, channels, tools. Its time grows with the square of a run of letters,
-blanks or signs, and it breaks off at long ones; so what clients write is left out for it (`BLANK`) and put in
-afterwards, in IDs of the model's own tokenizer, which are the same.
+The library writes the frame: heads, channels, tools. It holds the interpreter lock, for a time that grows
+with the square of a run of letters, blanks or signs, and breaks off at long ones; so what clients write is
+left out for it (`BLANK`) and put in afterwards, in IDs of the model's own tokenizer, which are the same.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
@@ -24,6 +23,7 @@ from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import KINDS, as_format, with_tool_choice
+from render_tier.rendering.harmony_runs import check_names, check_tools
 from render_tier.rendering.harmony_tags import in_final_message
 from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools, refuse_media
 from render_tier.rendering.structural_tags import Json, tagged
@@ -39,10 +39,7 @@ NOT_INSTALLED = (
 INSTRUCTIONS = "# Instructions\n\n"
 BLANK = "x"
 """Stands for a text; one token, and of one kind with nothing around it."""
-LONGEST_RUN = 2000
-"""Characters of one run in what the library itself has to encode: tools, and names of functions."""
 SPECIAL = re.compile(r"<\|[a-z]")
-RUN = re.compile(r"\w+|\s+|[^\w\s]+")
 EFFORTS = ("high", "medium", "low")
 IGNORED = {
     "continue_final_message": "the final message is closed; this format cannot continue one",
@@ -111,7 +108,7 @@ class HarmonyChat:
     def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
         effort = request.reasoning_effort if isinstance(request, ChatCompletionRequest) else None
         if tools:
-            _check_runs(json.dumps(tools, ensure_ascii=False), "tools")
+            check_tools(tools)
         try:
             messages = [*self._preamble(request.messages, tools, effort), *self._said(request.messages)]
             messages = _without_old_reasoning(messages)
@@ -231,8 +228,7 @@ class HarmonyChat:
             for message in rest
             for call in message.get("tool_calls") or ()
         }
-        for name in called.values():
-            _check_runs(str(name), "messages")
+        check_names(_written_names(rest, called))
         for message in rest:
             role = message["role"]
             if role == "assistant":
@@ -311,12 +307,13 @@ class HarmonyChat:
             done = place = end
 
 
-def _check_runs(text: str, param: str) -> None:
-    if any(found.end() - found.start() > LONGEST_RUN for found in RUN.finditer(text)):
-        raise invalid(
-            f"{param}: what describes or names a function may not have {LONGEST_RUN} characters in one word",
-            param,
-        )
+def _written_names(messages: Sequence[dict[str, Any]], called: dict[Any, Any]) -> Iterator[str]:
+    """Every name of a function, as often as it is written: at calls, and at their results."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            yield str(call.get("function", {}).get("name"))
+        if message["role"] == "tool":
+            yield str(called.get(message.get("tool_call_id", "")))
 
 
 def _begins_with_instructions(messages: Sequence[dict[str, Any]]) -> bool:

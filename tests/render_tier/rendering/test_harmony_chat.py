@@ -154,7 +154,7 @@ LONG = ["x" * 100_000, "日" * 100_000, " " * 100_000, "=" * 100_000, "\u0301" *
 @pytest.mark.parametrize("text", LONG, ids=["letters", "han", "blanks", "signs", "marks", "markers"])
 @pytest.mark.parametrize("place", ["system", "user", "assistant", "arguments", "name", "tool"])
 def test_long_runs_are_no_fault_and_no_hang(renderer: Renderer, text: str, place: str) -> None:
-    """The library's own encoder takes minutes for some of these and panics at others."""
+    """The library's own encoder takes seconds for some of these and panics at others."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     said: list[dict[str, Any]] = [{"role": place, "content": text}]
     fields: dict[str, Any] = {}
@@ -167,6 +167,59 @@ def test_long_runs_are_no_fault_and_no_hang(renderer: Renderer, text: str, place
         fields["tool_choice"] = "none"
     with pytest.raises(BadRequest, match=r"exceeds model's maximum context length|in one word"):
         renderer.chat(request(*said, **fields))
+
+
+def _calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def _call(identifier: str, name: str) -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def _unencoded(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> HarmonyChat:
+    """The chat, of which nothing may reach the library."""
+
+    def frame(messages: object) -> list[int]:
+        raise AssertionError("the library was asked")
+
+    chat = renderer._native
+    assert isinstance(chat, HarmonyChat)
+    monkeypatch.setattr(chat, "_frame", frame)
+    return chat
+
+
+def test_long_names_do_not_hide_behind_others_of_the_same_id(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = _unencoded(renderer, monkeypatch)
+    long = "x" * 100_000
+    for said in (
+        [_calling(_call("c", long), _call("c", "f"))],
+        [_calling(_call("c", long)), _calling(_call("c", "f"))],
+    ):
+        with pytest.raises(BadRequest, match="in one word"):
+            chat.prompt(request(ASK, *said), {}, None)
+
+
+def test_a_long_name_is_not_written_for_every_result(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = _unencoded(renderer, monkeypatch)
+    results = [{"role": "tool", "tool_call_id": "c", "content": ""}] * 200
+    with pytest.raises(BadRequest, match="too long"):
+        chat.prompt(request(ASK, _calling(_call("c", "x" * 2000)), *results), {}, None)
+
+
+def test_tools_are_looked_at_before_the_library_is_asked(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = _unencoded(renderer, monkeypatch)
+    tools = [
+        {"type": "function", "function": {"name": "f", "description": "a\u0301" * 16_000, "parameters": {}}}
+    ]
+    with pytest.raises(BadRequest, match="in one word"):
+        chat.prompt(request(ASK), {}, tools)
 
 
 LOADED = """

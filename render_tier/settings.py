@@ -146,6 +146,8 @@ class Settings(BaseModel):
     """Streams that all sessions of a process hold together."""
     max_session_bytes: int = Field(default=256 * MIB, ge=1)
     """What those streams may take, about."""
+    max_session_frames: int = Field(default=4096, ge=1)
+    """Frames of one message of a session."""
     session_idle_seconds: float = Field(default=300.0, gt=0)
     """How long a session or one of its streams may rest."""
     session_snapshot_tokens: int = Field(default=64, ge=1)

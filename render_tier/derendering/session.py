@@ -10,11 +10,12 @@ the chunks since, a client goes on anywhere else, by session or by single calls,
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -28,7 +29,6 @@ from render_tier.protocol.errors import ApiError, BadRequest, ErrorInfo, NotFoun
 from render_tier.protocol.responses import ChatChunk, CompletionChunk, DerenderNotes, StreamStateOut
 from render_tier.protocol.session import Frame, SessionChunk, StreamOpen
 
-_frames: Final = msgspec.json.Decoder(list[Frame])
 _encoder: Final = msgspec.json.Encoder()
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -38,6 +38,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "responses": "responses",
 }
 """By endpoint."""
+
+
+@functools.cache
+def _decoder(max_frames: int) -> msgspec.json.Decoder[list[Frame]]:
+    """Of messages of at most so many frames. It builds no list longer than that."""
+    return msgspec.json.Decoder(Annotated[list[Frame], msgspec.Meta(max_length=max_frames)])
 
 
 class Budget:
@@ -126,7 +132,8 @@ def parts(frames: Sequence[Frame], most: int) -> Iterator[tuple[list[Frame], int
 
 
 class Session:
-    """``snapshot_tokens``: how many tokens a stream reads before it gives its next snapshot.
+    """``max_frames``: how many a message may hold. ``snapshot_tokens``: how many tokens a stream reads before
+    it gives its next snapshot.
     ``idle_seconds``: how long a stream may rest before it is forgotten. ``clock`` gives seconds."""
 
     def __init__(
@@ -134,12 +141,14 @@ class Session:
         derenderer: Derenderer,
         budget: Budget,
         *,
+        max_frames: int,
         snapshot_tokens: int,
         idle_seconds: float,
         clock: Callable[[], float],
     ) -> None:
         self._derenderer = derenderer
         self._budget = budget
+        self._frames = _decoder(max_frames)
         self._snapshot_tokens = snapshot_tokens
         self._idle_seconds = idle_seconds
         self._clock = clock
@@ -152,8 +161,9 @@ class Session:
         return len(self._held)
 
     def frames(self, message: bytes | str) -> list[Frame]:
-        """The frames of a message. Raises ApiError for one that is no array of frames."""
-        return decoded(_frames, message)
+        """The frames of a message. Raises ApiError for one that is no array of frames, or of too many.
+        Touches nothing of the session: safe for threads."""
+        return decoded(self._frames, message)
 
     def answers(self, frames: Sequence[Frame]) -> list[AnswerOut]:
         """The answers to those frames that ask for one. What is wrong with a stream is said in its answer."""

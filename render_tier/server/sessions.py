@@ -9,6 +9,7 @@ a stretch, so that no other connection waits for all of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from render_tier.derendering.session import AnswerOut, Budget, Session, encoded, parts
 from render_tier.protocol.errors import ApiError, Unavailable
-from render_tier.protocol.session import MOVING, SESSION_PATH
+from render_tier.protocol.session import MOVING, SESSION_PATH, Frame
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import Reply, error_reply, refuse_handshake
 from render_tier.server.runtime import Runtime
@@ -107,6 +108,7 @@ class Sessions:
         session = Session(
             service.derenderer,
             self._budget,
+            max_frames=self._settings.max_session_frames,
             snapshot_tokens=self._settings.session_snapshot_tokens,
             idle_seconds=self._settings.session_idle_seconds,
             clock=asyncio.get_running_loop().time,
@@ -166,7 +168,7 @@ class Sessions:
             return session.receive(data)
         settings = self._settings
         answers: list[AnswerOut] = []
-        for frames, weight in parts(session.frames(data), settings.session_turn_tokens):
+        for frames, weight in parts(await self._frames(session, data), settings.session_turn_tokens):
             if weight > settings.session_inline_tokens:
                 work = partial(session.answers, frames)
                 try:
@@ -177,6 +179,14 @@ class Sessions:
             await self._turns.take()
             answers += session.answers(frames)
         return encoded(answers)
+
+    async def _frames(self, session: Session, data: str | bytes) -> list[Frame]:
+        """Of a message that takes long to decode, in a thread. When there is none free it is decoded here:
+        streams are refused one by one, and the message is not known to be about any yet."""
+        if len(data) > self._settings.inline_body_bytes:
+            with contextlib.suppress(Overloaded):
+                return await self._runtime.pools["derender"].run(partial(session.frames, data))
+        return session.frames(data)
 
     def _show(self) -> None:
         metrics = self._runtime.metrics

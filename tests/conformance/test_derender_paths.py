@@ -118,7 +118,14 @@ def opening(recorded: Recorded, state: Any = None) -> dict[str, Any]:
 
 
 def session(derenderer: Derenderer) -> Session:
-    return Session(derenderer, Budget(99, 1 << 30), snapshot_tokens=7, idle_seconds=9.0, clock=lambda: 0.0)
+    return Session(
+        derenderer,
+        Budget(99, 1 << 30),
+        max_frames=4096,
+        snapshot_tokens=7,
+        idle_seconds=9.0,
+        clock=lambda: 0.0,
+    )
 
 
 def say(live: Session, *frames: dict[str, Any]) -> list[Any]:

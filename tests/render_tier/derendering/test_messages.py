@@ -290,7 +290,12 @@ class TestStreams:
         who = messages({"tools": TOOLS})
         ids = who.encode(TEXT)
         session = Session(
-            who.derenderer, Budget(4, 1 << 20), snapshot_tokens=8, idle_seconds=60, clock=lambda: 0.0
+            who.derenderer,
+            Budget(4, 1 << 20),
+            max_frames=4096,
+            snapshot_tokens=8,
+            idle_seconds=60,
+            clock=lambda: 0.0,
         )
         opened = {
             "endpoint": "messages",

@@ -40,7 +40,9 @@ def test_parts_hold_every_frame_in_order_and_are_no_longer_than_asked(frames: li
 
 
 def session(derenderer: Derenderer, budget: Budget) -> Session:
-    return Session(derenderer, budget, snapshot_tokens=64, idle_seconds=60.0, clock=lambda: 0.0)
+    return Session(
+        derenderer, budget, max_frames=4096, snapshot_tokens=64, idle_seconds=60.0, clock=lambda: 0.0
+    )
 
 
 def opening(number: int) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from render_tier.derendering.session import Session
+from render_tier.protocol.session import Frame
 from render_tier.server.service import Service
 from tests.support.render_app import QWEN3, load_service, settings_for
 from tests.support.session_client import Connection, Tier, served
@@ -311,6 +313,45 @@ async def test_without_a_thread_for_a_long_opening_that_stream_alone_is_refused(
             await asyncio.sleep(0.005)
         [answer] = await session.ask(long)
         assert "chunk" in answer
+
+
+async def test_a_message_of_too_many_frames_is_refused(launch: Launch) -> None:
+    async with launch(max_session_frames=20, inline_body_bytes=1_000) as tier:
+        for frame in ({"stream": 1}, {"stream": 1, "snapshot": True, "chunk": None}):
+            async with tier.connect() as session:
+                answers = await session.ask({"stream": 1, "open": opening()}, *[frame] * 19)
+                assert "error" not in answers[-1]
+                await session.say({"stream": 1}, *[frame] * 20)
+                assert await session.ended() == 1007
+        assert tier.app.sessions.budget.streams == 0
+
+
+async def test_a_long_message_is_decoded_in_a_thread_if_one_is_free(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    decode = Session.frames
+
+    def noted(session: Session, message: bytes | str) -> list[Frame]:
+        threads.append(threading.current_thread())
+        return decode(session, message)
+
+    monkeypatch.setattr(Session, "frames", noted)
+    long = [{"stream": 1, "snapshot": True}] * 50
+    async with launch(max_queue=0, inline_body_bytes=1_000) as tier, tier.connect() as session:
+        await session.ask({"stream": 1, "open": opening()})
+        await session.ask(*long)
+        pool, release = tier.app.runtime.pools["derender"], threading.Event()
+        while pool.pending:
+            await asyncio.sleep(0.005)
+        busy = asyncio.create_task(pool.run(release.wait))
+        while not pool.saturated:
+            await asyncio.sleep(0.005)
+        assert len(await session.ask(*long)) == len(long)
+        release.set()
+        await busy
+    here = threading.current_thread()
+    assert [thread is here for thread in threads] == [True, False, True]
 
 
 async def test_a_stream_that_rests_too_long_is_forgotten(launch: Launch) -> None:

@@ -3,12 +3,16 @@
 The workers are forked from a process that has loaded everything, and share nothing afterwards: each has its
 own connections, health probes, breakers, places (``admission`` counts per process) and metrics (told
 together, by worker). SIGTERM drains all of them. SIGHUP reads the settings again, starts workers with them,
-and drains the old ones; settings that cannot be used are logged and change nothing.
+and drains the old ones; with settings that cannot be used the old ones are kept, and the workers are
+started anew all the same. A single process has no such use of SIGHUP: it ends by it.
 """
 
 from __future__ import annotations
 
 import gc
+import math
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,7 @@ from typing import Any, Final
 import structlog
 from starlette.applications import Starlette
 
+from orchestrator.logs import configure_logging
 from orchestrator.server.app import create_app
 from orchestrator.server.serving import (
     LAST_WORDS_SECONDS,
@@ -31,6 +36,9 @@ log = structlog.get_logger(__name__)
 
 WORKER_SILENCE: Final = 120
 """Seconds without a sign of life after which gunicorn replaces a worker."""
+
+SPARE_SECONDS: Final = 30
+"""That a worker's silence may outlast its drain."""
 
 YOUNG_OBJECTS: Final = 20_000
 """That are made before the collector looks at them. A token leaves none behind, hundreds of streams that
@@ -60,33 +68,41 @@ def _serve_many(settings: Settings, read_again: Callable[[], Settings]) -> int:
 
     from orchestrator.server.worker import OrchestratorWorker
 
-    with tempfile.TemporaryDirectory(prefix="pd-orchestrator-") as directory:
+    directory = Path(tempfile.mkdtemp(prefix="pd-orchestrator-"))
+    master = os.getpid()
 
-        class Gunicorn(BaseApplication):  # type: ignore[misc]
-            in_use: Settings | None = None
+    class Gunicorn(BaseApplication):  # type: ignore[misc]
+        in_use: Settings | None = None
 
-            def load_config(self) -> None:
-                if self.in_use is None:
-                    self.in_use = settings
+        def load_config(self) -> None:
+            if self.in_use is None:
+                self.in_use = settings
+            else:
+                self.callable = None  # the application is made anew
+                try:
+                    self.in_use = read_again()
+                except ConfigError as error:
+                    log.error("settings not reloaded, the old ones are kept", error=str(error))
                 else:
-                    self.callable = None  # the application is made anew
-                    try:
-                        self.in_use = read_again()
-                    except ConfigError as error:
-                        log.error("settings not reloaded", error=str(error))
-                for name, value in _gunicorn_options(self.in_use, Path(directory)).items():
-                    self.cfg.set(name, value)
-                OrchestratorWorker.CONFIG_KWARGS = server_options(self.in_use.server)
+                    configure_logging(self.in_use.server.log_level, self.in_use.server.log_format)
+                    log.info("settings reloaded", digest=self.in_use.digest())
+            for name, value in _gunicorn_options(self.in_use, directory).items():
+                self.cfg.set(name, value)
+            OrchestratorWorker.CONFIG_KWARGS = server_options(self.in_use.server)
 
-            def load(self) -> Starlette:
-                assert self.in_use is not None
-                return create_app(self.in_use, workers_directory=Path(directory))
+        def load(self) -> Starlette:
+            assert self.in_use is not None
+            return create_app(self.in_use, workers_directory=directory)
 
-        try:
-            Gunicorn().run()
-        except SystemExit as stop:
-            return int(stop.code or 0)
-        return 0
+    try:
+        Gunicorn().run()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        # A worker that exits leaves through here too, and the others still need the directory.
+        if os.getpid() == master:
+            shutil.rmtree(directory, ignore_errors=True)
+    return 0
 
 
 def _gunicorn_options(settings: Settings, directory: Path) -> dict[str, Any]:
@@ -94,16 +110,21 @@ def _gunicorn_options(settings: Settings, directory: Path) -> dict[str, Any]:
 
     server = settings.server
 
+    # The end of running requests, then that of their clean-up (``Services.close``).
+    drain = math.ceil(2 * server.grace) + 2 * LAST_WORDS_SECONDS
+    host = f"[{server.host}]" if ":" in server.host else server.host
+
     def forget_metrics(_arbiter: object, worker: Any) -> None:
         socket_of(directory, worker.pid).unlink(missing_ok=True)
 
     return {
-        "bind": f"{server.host}:{server.port}",
+        "bind": f"{host}:{server.port}",
         "workers": server.workers,
         "worker_class": OrchestratorWorker,
         "preload_app": True,
-        "graceful_timeout": int(server.grace) + 2 * LAST_WORDS_SECONDS,
-        "timeout": WORKER_SILENCE,
+        "graceful_timeout": drain,
+        # A worker that drains gives no sign of life.
+        "timeout": max(WORKER_SILENCE, drain + SPARE_SECONDS),
         "backlog": 2048,
         "loglevel": server.log_level,
         "logger_class": PropagatingLogger,

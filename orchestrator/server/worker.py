@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 from typing import Any
 
@@ -20,7 +22,8 @@ class OrchestratorWorker(UvicornWorker):  # type: ignore[misc]
     async def _serve(self) -> None:
         self.config.app = self.wsgi
         server = OrchestratorServer(self.config, self.wsgi, self.wsgi.state.settings.server.grace)
-        self._install_sigquit_handler()
+        # gunicorn sends it to workers when it is told to stop at once; uvicorn does not listen for it.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, setattr, server, "should_exit", True)
         await server.serve(sockets=self.sockets)
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)

@@ -136,8 +136,9 @@ def _serve_many(settings: Settings) -> int:
     # What the workers share must not be touched by their collectors either, or its pages are copied.
     _leave_to_the_end()
     RenderWorker.CONFIG_KWARGS = _server_options(settings)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     options = {
-        "bind": f"unix:{settings.uds}" if settings.uds else f"{settings.host}:{settings.port}",
+        "bind": f"unix:{settings.uds}" if settings.uds else f"{host}:{settings.port}",
         "workers": settings.workers,
         "worker_class": RenderWorker,
         "preload_app": True,

@@ -104,7 +104,7 @@ async def test_new_settings_are_taken_while_streams_go_on(tmp_path: Path) -> Non
         assert refused.status_code == 413
 
 
-async def test_settings_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+async def test_settings_that_cannot_be_used_leave_the_old_ones(tmp_path: Path) -> None:
     async with workers(tmp_path, 2, 0.0) as (server, _decode, config):
         before = children(server.pid)
         config.write_text(config.read_text() + "[limits]\nno_such_key = 1\n")
@@ -125,6 +125,19 @@ async def test_a_worker_that_dies_is_replaced_and_its_metrics_go(tmp_path: Path)
             await asyncio.sleep(0.02)
         assert "[DONE]" in await ask(server)
         assert f'worker="{victim}"' not in await metrics(server)
+
+
+async def test_a_worker_that_exits_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    """It leaves through the code that the master leaves by."""
+    async with workers(tmp_path, 2, 0.0) as (server, _decode, _config):
+        victim = min(children(server.pid))
+        os.kill(victim, signal.SIGQUIT)
+        while victim in children(server.pid) or len(children(server.pid)) != 2:
+            await asyncio.sleep(0.02)
+        pids = {str(pid) for pid in children(server.pid)}
+        while set(re.findall(r'pd_in_flight\{worker="(\d+)"\}', await metrics(server))) != pids:
+            await asyncio.sleep(0.05)
+        assert {str(pid) for pid in children(server.pid)} == pids
 
 
 async def test_the_end_waits_for_running_streams(tmp_path: Path) -> None:

@@ -50,12 +50,13 @@ class WorkPool:
         """Whether the next job would be refused."""
         if self._running < self._threads:
             return False
-        return self._waiting >= self._max_queue or self._drain_seconds > self._max_wait
+        return self._waiting >= self._max_queue or self._wait_seconds > self._max_wait
 
     @property
-    def _drain_seconds(self) -> float:
-        """How long what is here will take, at the rate of late."""
-        return self.pending * self._mean_seconds / self._threads
+    def _wait_seconds(self) -> float:
+        """How long what waits will take, at the rate of late. What runs is no part of it: nobody knows how
+        much of it is left, and one job that took long would close an empty queue."""
+        return self._waiting * self._mean_seconds / self._threads
 
     @property
     def pending(self) -> int:
@@ -110,7 +111,7 @@ class WorkPool:
         self._refused.inc()
         return Overloaded(
             f"too many requests wait for the {self._name} pool",
-            retry_after=min(max(math.ceil(self._drain_seconds), 1), LONGEST_RETRY_AFTER),
+            retry_after=min(max(math.ceil(self._wait_seconds), 1), LONGEST_RETRY_AFTER),
         )
 
     def close(self) -> None:

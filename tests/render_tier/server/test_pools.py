@@ -65,7 +65,7 @@ async def test_a_job_that_would_wait_too_long_is_refused_at_once_and_told_when_t
     with_room = asyncio.create_task(work_pool.run(lambda: True))
     await asyncio.sleep(0.01)
     assert not work_pool.saturated
-    work_pool._mean_seconds = 60.0
+    work_pool._mean_seconds = 120.0
     assert work_pool.saturated
     with pytest.raises(Overloaded) as refused:
         await work_pool.run(lambda: True)
@@ -80,4 +80,19 @@ async def test_an_idle_pool_takes_a_job_however_long_the_last_ones_took() -> Non
     work_pool = pool(max_wait=1.0)
     work_pool._mean_seconds = 60.0
     assert await work_pool.run(lambda: True)
+    await asyncio.to_thread(work_pool.close)
+
+
+async def test_an_empty_queue_takes_a_job_however_long_the_last_ones_took() -> None:
+    work_pool, release = pool(max_wait=30.0), threading.Event()
+    running = await started(work_pool, release)
+    work_pool._mean_seconds = 60.0
+    assert not work_pool.saturated
+    waiting = asyncio.create_task(work_pool.run(lambda: True))
+    await asyncio.sleep(0.01)
+    # Behind one that will take longer than may be waited there is no room.
+    assert work_pool.saturated
+    await asyncio.to_thread(release.set)
+    assert await running
+    assert await waiting
     await asyncio.to_thread(work_pool.close)

@@ -83,7 +83,7 @@ async def ask(session: aiohttp.ClientSession, url: str, dice: random.Random, out
                 if dice.random() < 0.2:
                     response.close()
                     break
-            outcomes["left"] += 1
+            outcomes["left" if response.status == 200 else f"left: WRONG ({response.status})"] += 1
             return
         text = await response.text()
     if kind == "refused":

@@ -28,6 +28,10 @@ INTERNAL_LOCATIONS = frozenset(
 )
 """Segments of a pydantic error location that name a validator and not a field."""
 
+MAX_DEPTH = 200
+"""How deep a body may be nested. What reads or writes a part of it later, a level or two deeper or with
+several calls a level, stays clear of Python's limit."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -83,7 +87,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object in ``body``.
 
     Accepts what Python's json accepts (NaN, duplicate keys) but no text that is not Unicode: a lone surrogate
-    cannot be tokenized. Raises BadRequest.
+    cannot be tokenized. Raises BadRequest, also for what is nested deeper than `MAX_DEPTH`.
     """
     if not body.strip():
         raise misshapen([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
@@ -96,7 +100,24 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise misshapen([{"type": "model_attributes_type", "loc": (), "msg": message, "input": data}])
+    # Counting brackets is much faster than looking at the values.
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
+        raise _too_deep()
     return data
+
+
+def _deeper_than(data: dict[str, Any], depth: int) -> bool:
+    level: list[Any] = [data]
+    for _ in range(depth):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if type(value) is dict else value)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _too_deep() -> BadRequest:

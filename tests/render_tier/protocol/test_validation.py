@@ -16,7 +16,7 @@ from render_tier.protocol.tokenize import (
     parse_detokenize,
     parse_tokenize,
 )
-from render_tier.protocol.validation import decode_object, invalid
+from render_tier.protocol.validation import MAX_DEPTH, decode_object, invalid
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -49,6 +49,23 @@ class TestBodies:
             decode_object(body)
         assert refused.value.type == "Bad Request"
         assert str(refused.value.param).startswith("body")
+
+    @pytest.mark.parametrize("spare", [b"", b', "b": NaN'], ids=["strict", "lenient"])
+    @pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")], ids=str)
+    def test_nested_deeper_than_the_bound(self, begin: bytes, end: bytes, spare: bytes) -> None:
+        levels = begin.count(b"[") + begin.count(b"{")
+
+        def body(depth: int) -> bytes:
+            count = (depth - 1) // levels
+            return b'{"a":' + begin * count + b"0" + end * count + spare + b"}"
+
+        decode_object(body(MAX_DEPTH - (MAX_DEPTH - 1) % levels))
+        for depth in (MAX_DEPTH + levels, 900, 997, 5_000):
+            with pytest.raises(BadRequest, match="nested too deeply"):
+                decode_object(body(depth))
+
+    def test_wide_is_not_deep(self) -> None:
+        decode_object(b'{"a":[' + b",".join([b"[{}]"] * 5_000) + b"]}")
 
 
 class TestErrors:

@@ -164,6 +164,63 @@ def answer(qwen3_settings: Settings, qwen3_service: Service) -> Any:
 MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
+def nested(depth: int) -> Any:
+    value: Any = {}
+    for _ in range(depth):
+        value = {"properties": {"a": value}}
+    return value
+
+
+FUNCTION = {"name": "f", "description": "d"}
+DEEP: dict[str, Any] = {
+    "tools": lambda v: {"tools": [{"type": "function", "function": {**FUNCTION, "parameters": v}}]},
+    "required tool": lambda v: {
+        "tools": [{"type": "function", "function": {**FUNCTION, "parameters": v}}],
+        "tool_choice": "required",
+    },
+    "template": lambda v: {"chat_template_kwargs": {"a": v}},
+    "schema": lambda v: {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": v}}
+    },
+    "structured": lambda v: {"structured_outputs": {"json": v}},
+    "transfer": lambda v: {"kv_transfer_params": {"a": v}},
+    "anthropic tools": lambda v: {"tools": [{"name": "f", "input_schema": v}]},
+    "anthropic metadata": lambda v: {"metadata": v},
+    "responses tools": lambda v: {"tools": [{"type": "function", "name": "f", "parameters": v}]},
+    "text format": lambda v: {"text": {"format": {"type": "json_schema", "name": "s", "schema": v}}},
+    "call": lambda v: {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "c",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": json.dumps(v)},
+                    }
+                ],
+            },
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_no_depth_is_a_server_error(answer: Any, path: str, name: str) -> None:
+    base = {
+        "model": "qwen3",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+        "input": "hi",
+        "prompt": "hi",
+    }
+    for levels in (20, 60, 90, *range(94, 101), 200, 300):
+        answer(f"/v1/{path}/render", {**base, **DEEP[name](nested(levels))})
+        answer("/tokenize", {"messages": base["messages"], **DEEP[name](nested(levels))})
+
+
 @MANY
 @given(CHAT)
 def test_chat(answer: Any, value: Any) -> None:

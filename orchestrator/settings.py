@@ -258,9 +258,28 @@ class Settings(Section):
         for url in (*self.kv_events.endpoints, *self.kv_events.replay):
             if url.rstrip("/") not in engines:
                 raise ValueError(f"kv_events: {url} is not one of members.prefill or members.decode")
+        useless = [url for url in self.kv_events.endpoints if not self._looks_at_index(url.rstrip("/"))]
+        if useless:
+            raise ValueError(
+                f"kv_events.endpoints: nothing looks at what {useless[0]} holds; that takes prefix_affinity"
+                " as the selection of its role, or for decode policy.skip_prefill_below_uncached_tokens"
+            )
+        followed = {url.rstrip("/") for url in self.kv_events.endpoints}
+        for url in self.kv_events.replay:
+            if url.rstrip("/") not in followed:
+                raise ValueError(f"kv_events.replay: {url} is not in kv_events.endpoints")
         if self.kv_events.endpoints and importlib.util.find_spec("zmq") is None:
             raise ValueError("kv_events.endpoints needs the extra kv-events: pip install pyzmq")
         return self
+
+    def indexes(self, role: str) -> bool:
+        """Whether anything looks at what the members of ``role`` have cached."""
+        by_policy = role == "decode" and self.policy.skip_prefill_below_uncached_tokens > 0
+        return by_policy or getattr(self.selection, role) == "prefix_affinity"
+
+    def _looks_at_index(self, url: str) -> bool:
+        members = {"prefill": self.members.prefill, "decode": self.members.decode}
+        return any(url in urls and self.indexes(role) for role, urls in members.items())
 
     def digest(self) -> str:
         """Short hash of the effective values, secrets left out."""

@@ -81,10 +81,7 @@ class Services:
         # Render has no side effect, so asking costs nothing; and a stream under way needs some derender.
         self.render_pool = self._pool("render", members.render, settings.selection.render, asks_the_dead=True)
         self.prefill_pool = self._pool("prefill", members.prefill, settings.selection.prefill)
-        skips_cached = settings.policy.skip_prefill_below_uncached_tokens > 0
-        self.decode_pool = self._pool(
-            "decode", members.decode, settings.selection.decode, indexed=skips_cached
-        )
+        self.decode_pool = self._pool("decode", members.decode, settings.selection.decode)
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools)
         self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
@@ -275,11 +272,9 @@ class Services:
         urls: tuple[str, ...],
         selection: PolicyName,
         *,
-        indexed: bool = False,
         asks_the_dead: bool = False,
     ) -> Pool:
         health = self.settings.health
-        indexed = indexed or selection == "prefix_affinity"
         return Pool(
             role,
             urls,
@@ -289,7 +284,9 @@ class Services:
             clock=asyncio.get_running_loop().time,
             draw=random.randrange,
             load_factor=self.settings.selection.load_factor,
-            index=PrefixIndex(self.settings.selection.prefix_index_blocks) if indexed else None,
+            index=PrefixIndex(self.settings.selection.prefix_index_blocks)
+            if self.settings.indexes(role)
+            else None,
             block_tokens=self.settings.selection.prefix_block_tokens,
             asks_the_dead=asks_the_dead,
         )

@@ -115,6 +115,20 @@ async def test_a_member_whose_reports_are_not_true_is_scored_as_before(launch: L
             assert 'reason="drift"' in text
 
 
+def test_what_would_be_ignored_is_refused() -> None:
+    """Nobody asks the index of a role that is chosen by load, and a replay belongs to a subscription."""
+    followed = {"members": {"decode": ["http://d"]}, "kv_events": {"endpoints": {"http://d/": "tcp://d:1"}}}
+    with pytest.raises(ValidationError, match="nothing looks at what http://d/ holds"):
+        Settings.model_validate(followed)
+    Settings.model_validate(followed | {"selection": {"decode": "prefix_affinity"}})
+    Settings.model_validate(followed | {"policy": {"skip_prefill_below_uncached_tokens": 64}})
+    Settings.model_validate(followed | {"members": {"decode": ["http://d"], "prefill": ["http://d"]}})
+    with pytest.raises(ValidationError, match=r"replay: http://d is not in kv_events\.endpoints"):
+        Settings.model_validate(
+            {"members": {"decode": ["http://d"]}, "kv_events": {"replay": {"http://d": "tcp://d:2"}}}
+        )
+
+
 def test_only_engines_can_be_followed() -> None:
     with pytest.raises(ValidationError, match="http://x is not one of"):
         Settings.model_validate({"kv_events": {"endpoints": {"http://x": "tcp://x:1"}}})

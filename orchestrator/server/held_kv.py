@@ -31,7 +31,7 @@ class HeldKv:
         self._params = params
         self.held = True
         self._services.integrity.leases += 1
-        seconds = _seconds_left(self._services, params)
+        seconds = seconds_left(self._services, params)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
 
     def take_params(self) -> dict[str, Any] | None:
@@ -59,14 +59,14 @@ def why_useless(services: Services, answer: Prefilled, prompt: RenderedPrompt, l
     params."""
     problem = unusable(answer.finish_reason, answer.kv_params, len(prompt.token_ids), leg_id)
     if problem is None and answer.kv_params is not None:
-        if _seconds_left(services, answer.kv_params) <= 0:
+        if seconds_left(services, answer.kv_params) <= 0:
             return "the lease had ended when the params arrived"
         if not services.used_params.claim(answer.kv_params):
             return "these params have been used before"
     return problem
 
 
-def _seconds_left(services: Services, params: dict[str, Any]) -> float:
+def seconds_left(services: Services, params: dict[str, Any]) -> float:
     """How long the params of a prefill that has just answered may be used."""
     lease = services.settings.lease
     return lease_seconds(params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction)

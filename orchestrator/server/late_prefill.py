@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import legs
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.prefill import Prefilled
-from orchestrator.server.held_kv import HeldKv, why_useless
+from orchestrator.server.held_kv import HeldKv, seconds_left, why_useless
 
 if TYPE_CHECKING:
     from orchestrator.pool.member import Member
@@ -60,7 +60,14 @@ class LatePrefill:
         except asyncio.CancelledError:
             self._call.cancel()
             return
-        if answer.kv_params is None or why_useless(services, answer, self._prompt, self._leg_id) is not None:
+        if answer.kv_params is None:
+            return
+        problem = why_useless(services, answer, self._prompt, self._leg_id)
+        if problem is not None:
+            services.note_unusable_prefill(self._member, self._leg_id, problem)
+            # After another end than that of its one token the engine has kept nothing.
+            if answer.finish_reason == "length" and seconds_left(services, answer.kv_params) > 0:
+                services.note_stranded(REASON, len(self._prompt.token_ids))
             return
         freed = False
         # Freeing begins at once, so our own deadline has no part in it.

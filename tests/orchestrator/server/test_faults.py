@@ -18,6 +18,7 @@ from tests.orchestrator.faults import (
     GENERATE,
     Answer,
     ErrorEvent,
+    Expired,
     Fault,
     Garbage,
     HalfClose,
@@ -520,6 +521,32 @@ async def test_late_kv_that_cannot_be_freed_is_counted(launch: Launch) -> None:
         prefill.hold.set()
         await stack.settled()
         assert stack.services.metrics.stranded.labels("prefill_timeout")._value.get() == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [
+        (Answer({"kv_transfer_params": {"do_remote_prefill": True}}), 1),
+        (Answer(finish_reason="stop"), 0),
+        (Expired(), 0),
+    ],
+    ids=["lacking", "stopped", "expired"],
+)
+async def test_late_kv_that_no_decode_may_have_is_counted_while_it_is_held(
+    launch: Launch, fault: Any, counted: int
+) -> None:
+    async with launch(settings=LATE) as stack:
+        prefill, metrics = stack.prefill[0], stack.services.metrics
+        prefill.deaf = True
+        prefill.hold.clear()
+        prefill.faults[GENERATE].append(fault)
+        with pytest.raises(openai.InternalServerError):
+            await whole(stack)
+        prefill.hold.set()
+        await stack.settled()
+        assert metrics.stranded.labels("prefill_timeout")._value.get() == counted
+        assert metrics.unusable_prefills._value.get() == 1
+        assert not stack.decode[0].requests[GENERATE]
 
 
 async def test_a_late_prefill_that_hears_its_abort_holds_nothing(launch: Launch) -> None:

@@ -93,8 +93,10 @@ class ReportedCache:
         """Whether the prediction of a choice was wrong, given what the engine found when it came to it.
 
         Far less than predicted: it holds less than it said. Far more than is in the index even now: it holds
-        what it did not say. (What others stored in between is in the index now, and no error.)
+        what it did not say. (What others stored in between is in the index now, and no error.) What the
+        engine found beyond the IDs that were looked up says nothing.
         """
+        reported = min(reported, prompt.tokens)
         missed = reported < predicted / 2 or self.index.cached_tokens(prompt) < reported / 2
         if not (predicted or reported):
             return False

@@ -317,6 +317,25 @@ def test_an_engine_that_holds_what_it_did_not_say_drifts_too() -> None:
     assert not cache.trusted
 
 
+def test_what_was_not_looked_up_is_no_drift() -> None:
+    """An engine tells of the whole prompt, the index of what it was asked for."""
+    ids = list(range(70_000))
+    prompt = LookedUp.of([*ids, 0], most=32_768)
+    cache = ReportedCache(100_000, 2, 0.25)
+    cache.take(0, [stored(ids, [*range(35_000)])])
+    predicted = cache.predict(prompt)
+    assert predicted == 32_768
+    for _ in range(4):
+        assert not cache.compare(prompt, predicted, 70_000)
+    assert cache.trusted
+    short = ReportedCache(100_000, 2, 0.25)
+    short.take(0, [stored(ids[:16_386], [*range(8193)])])
+    assert not short.compare(prompt, 16_386, 70_000), "more than half of what was looked up"
+    few = ReportedCache(100_000, 2, 0.25)
+    few.take(0, [stored(ids[:4], [0, 1])])
+    assert few.compare(prompt, 4, 70_000)
+
+
 BATCH = [
     1.5,
     [

@@ -30,9 +30,9 @@ from render_tier.rendering.template_sizes import (
     CONTAINERS,
     FILTER_SIZES,
     ITERATING,
-    LONG,
     SLOT,
     collected,
+    copied_size,
     format_size,
     joined_size,
     length,
@@ -40,6 +40,9 @@ from render_tier.rendering.template_sizes import (
     number,
     written_size,
 )
+
+SHORT = 1024
+"""Texts up to here are not counted: to keep many of them takes lists, which are."""
 
 
 def bounded_concat(pieces: Iterable[str]) -> str:
@@ -59,6 +62,19 @@ def _join_operands(*operands: Any) -> str:
     """The ``~`` operator."""
     check_size(sum(map(written_size, operands)))
     return "".join(map(str, operands))
+
+
+def _sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    """``value[start:stop:step]``, which Jinja compiles past its environment."""
+    part = slice(start, stop, step)
+    if isinstance(value, str | bytes | list | tuple):
+        try:
+            size = len(range(*part.indices(len(value))))
+        except (TypeError, ValueError):
+            size = 0  # Python refuses it
+        if size > SHORT or not isinstance(value, str):
+            check_size(size * (SLOT if isinstance(value, list | tuple) else 1))
+    return value[part]
 
 
 def _raise_exception(message: str) -> None:
@@ -138,8 +154,6 @@ HARMLESS_TEXT_METHODS = frozenset(
     {"endswith", "find", "lower", "lstrip", "rsplit", "rstrip", "split", "startswith", "strip", "upper"}
 )
 """Methods of a text that give nothing larger than the text, and nothing that leads out of the sandbox."""
-SHORT = 1024
-"""Texts up to here are not counted: to keep many of them takes lists, which are."""
 PLAIN_VALUES = frozenset({bool, int, str, list, dict})
 LOOP_STATE = frozenset({"first", "index", "index0", "last", "length", "revindex", "revindex0"})
 
@@ -166,6 +180,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.check_time = check_time
         self.join_operands = _join_operands
+        self.sliced = _sliced
 
     def _generate(
         self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
@@ -219,17 +234,19 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: jinja2.runtime.Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
         if function is check_time:
             return check_time()
+        if function is _sliced:
+            return _sliced(*arguments)
         if isinstance(function, BuiltinMethodType):
             owner = function.__self__
-            if (
-                type(owner) is str
-                and function.__name__ in HARMLESS_TEXT_METHODS
-                and (len(owner) <= LONG or "split" not in function.__name__)
-            ):
+            if type(owner) is str and function.__name__ in HARMLESS_TEXT_METHODS:
                 named.pop("_loop_vars", None)
                 named.pop("_block_vars", None)
+                if len(owner) > SHORT:
+                    check_size(method_size(owner, function.__name__, (*arguments, *named.values())))
                 return function(*arguments, **named)
             check_size(method_size(owner, function.__name__, (*arguments, *named.values())))
+        elif function is dict or function is Namespace:
+            check_size(copied_size((*arguments, named)))
         elif (form := getattr(function, "__wrapped__", None)) is not None:
             # The sandbox's own str.format, which Python does not know as a method of the text any more.
             check_size(format_size(form.__self__, _formatted(arguments, named)))
@@ -246,28 +263,33 @@ def _formatted(arguments: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
 
 
 def _meter_nodes(tree: nodes.Template, environment: jinja2.Environment) -> None:
-    """Put a clock check at the head of every repeatable body, and bound the ``~`` operator."""
+    """Put a clock check at the head of every repeatable body, and bound slices and the ``~`` operator."""
     for owner in list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))):
         assert isinstance(owner, nodes.For | nodes.Macro | nodes.CallBlock)
         check = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None))
         owner.body.insert(0, check.set_lineno(owner.lineno))
-    _bound_concatenation(tree)
+    _bound_operators(tree)
     tree.set_environment(environment)
 
 
-def _bound_concatenation(parent: nodes.Node) -> None:
+def _bound_operators(parent: nodes.Node) -> None:
     for field, value in parent.iter_fields():
         if isinstance(value, list):
             for position, item in enumerate(value):
                 if isinstance(item, nodes.Node):
-                    _bound_concatenation(item)
+                    _bound_operators(item)
                     value[position] = _replacement(item)
         elif isinstance(value, nodes.Node):
-            _bound_concatenation(value)
+            _bound_operators(value)
             setattr(parent, field, _replacement(value))
 
 
 def _replacement(node: nodes.Node) -> nodes.Node:
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        part = node.arg
+        operands = [node.node, *(bound or nodes.Const(None) for bound in (part.start, part.stop, part.step))]
+        cut = nodes.Call(nodes.EnvironmentAttribute("sliced"), operands, [], None, None)
+        return cut.set_lineno(node.lineno)
     if not isinstance(node, nodes.Concat):
         return node
     call = nodes.Call(nodes.EnvironmentAttribute("join_operands"), list(node.nodes), [], None, None)

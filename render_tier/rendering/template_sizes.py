@@ -7,7 +7,7 @@ the values of a real request take never comes near the limit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,8 @@ SLOT = 8
 PIECE = 64
 """Bytes that a short text takes."""
 NUMBER_CHARS = 24
-LONG = 1 << 16
+ENTRY = 12 * SLOT
+"""Bytes that a dict takes for an entry."""
 MANY = 256
 """Items between two looks at the clock."""
 ITERATING = frozenset(
@@ -32,6 +33,8 @@ ITERATING = frozenset(
     }
 )
 """Filters that make a list of the characters of a text."""
+LOOKING = frozenset({"count", "endswith", "find", "index", "rfind", "rindex", "startswith"})
+"""Methods of a text that make nothing, as do those that begin with "is"."""
 WRITING = frozenset(
     {
         *("string", "upper", "lower", "title", "capitalize", "trim", "escape", "e", "forceescape", "safe"),
@@ -102,9 +105,7 @@ def replaced_size(text: Any, old: Any, new: Any) -> int:
 
 def format_size(form: str, arguments: Sequence[Any]) -> int:
     """Of ``form % arguments`` and ``form.format(*arguments)``: widths may stand in either."""
-    widths = len(form)
-    if len(form) <= LONG:
-        widths += sum(int(digits[:12]) for digits in re.findall(r"\d+", form))
+    widths = len(form) + sum(int(found[0][:12]) for found in re.finditer(r"\d+", form))
     if "*" in form or "{" in form:
         widths += sum(number(value) for value in arguments if not isinstance(value, bool))
     fields = form.count("%") + form.count("{")
@@ -123,8 +124,10 @@ def method_size(owner: Any, name: str, arguments: Sequence[Any]) -> int:
     first = arguments[0] if arguments else None
     if isinstance(owner, int):
         return number(first) if name == "to_bytes" else 0
+    if isinstance(owner, type):
+        return copied_size(arguments)
     if not isinstance(owner, str | bytes):
-        return 0
+        return copied_size([owner]) if name == "copy" else 0
     if name == "join":
         return joined_size(owner, first) if isinstance(first, list | tuple) else 0
     if name == "replace" and len(arguments) > 1:
@@ -134,10 +137,19 @@ def method_size(owner: Any, name: str, arguments: Sequence[Any]) -> int:
     if name == "expandtabs":
         return len(owner) * (number(first) if arguments else 8)
     if name in ("split", "rsplit", "splitlines"):
-        return split_size(owner, first) if isinstance(owner, str) else len(owner) * PIECE
+        return len(owner) + (split_size(owner, first) if isinstance(owner, str) else len(owner) * PIECE)
     if name in ("hex", "encode", "decode", "translate", "title", "swapcase", "capitalize", "casefold"):
         return 4 * len(owner)
-    return 0
+    return 0 if name in LOOKING or name.startswith("is") else len(owner)
+
+
+def copied_size(values: Iterable[Any]) -> int:
+    """Of a copy of all values, or of a dict of their items."""
+    return sum(
+        len(value) * (ENTRY if isinstance(value, dict | range) else SLOT)
+        for value in values
+        if isinstance(value, Sized) and not isinstance(value, str | bytes)
+    )
 
 
 def _pad(value: Any, width: Any = 80, *_: Any) -> int:

@@ -62,6 +62,8 @@ DOUBLING = (
         "{{ '%1000000000d' % 1 }}",
         "{{ '%1000000000d'|format(1) }}",
         "{{ '{:1000000000}'.format(1) }}",
+        "{{ ('a' * 70000 ~ '%0999999999d') % 1 }}",
+        "{{ ('a' * 70000 ~ '{:0999999999d}').format(1) }}",
         "{{ [1]|batch(10**12, 'x')|list }}",
         "{{ messages|tojson(indent=10**9) }}",
         "{% set a = 'a' * 100000 %}{% set b %}{% for _ in range(99999) %}{{ a }}{% endfor %}{% endset %}",
@@ -104,6 +106,50 @@ DOUBLING = (
 def test_size(source: str) -> None:
     with pytest.raises(BadRequest, match="too large"):
         render(source, seconds=60.0)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        *("c[1:]", "c[:-1]", "c[::-1]", "c['upper']()"),
+        *(
+            "c.upper()",
+            "c.lower()",
+            "c.strip('b')",
+            "c.lstrip()",
+            "c.rstrip()",
+            "c.split('-')",
+            "c.rsplit('-')",
+        ),
+        *(
+            "r[1:]",
+            "r[::2]",
+            "r.copy()",
+            "c.partition('-')",
+            "c.removeprefix('a')",
+            "d.copy()",
+            "dict(d)",
+            "d.fromkeys(r)",
+            "(r + [1])[1:]",
+        ),
+    ],
+)
+def test_parts_and_copies_of_a_value_count_together(step: str) -> None:
+    source = (
+        "{% set c = 'a' * 900000 ~ ' ' %}{% set r = [0] * 110000 %}{% set d = {}.fromkeys(range(9000)) %}{% set ns = namespace(l=[], n=0) %}"
+        "{% for i in range(60) %}{% set ns.l = ns.l + [STEP] %}{% endfor %}"
+    )
+    with pytest.raises(BadRequest, match="too large"):
+        render(source.replace("STEP", step), seconds=60.0)
+
+
+def test_small_parts_of_large_values_are_counted_as_such() -> None:
+    source = (
+        "{% set c = 'a' * 900000 %}{% set r = [0] * 100000 %}{% set ns = namespace(n=0) %}"
+        "{% for i in range(1000) %}{% set ns.n = ns.n + c[:8]|length + r[-8:]|length %}"
+        "{% if c.startswith('b') or c.find('a') %}{% set ns.n = 0 %}{% endif %}{% endfor %}{{ ns.n }}"
+    )
+    assert render(source, seconds=60.0) == "16000"
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ EXPRESSIONS = (
     "m['{method}']({argument})",
     "a + b",
     "(a ~ b) + m",
+    "[a[1:], (b[::-1])]",
+    "m[:1] ~ a[:b]",
     "[m.role, m.content, m.missing, m.items, m.keys() | list]",
     "[loop.index0, loop.first, loop.last, loop.index, loop.length]",
     "[ns.x, ns.y, ns._z]",

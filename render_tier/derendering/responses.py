@@ -10,7 +10,7 @@ What is said about an item at its end is kept while it is open; its text is not 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from render_tier.derendering.custom_input import CustomInput
 from render_tier.derendering.output import Output, Step
 from render_tier.derendering.response_facts import ResponseFacts
 from render_tier.derendering.state import Stream
-from render_tier.protocol.derender import TokensChunk, TokensResponse
+from render_tier.protocol.derender import Count, TokensChunk, TokensResponse
 from render_tier.protocol.generate import GenerateUsage
 from render_tier.protocol.response_answers import (
     ArgumentsDelta,
@@ -34,6 +34,7 @@ from render_tier.protocol.response_answers import (
     Completed,
     Created,
     CustomCallItem,
+    Failed,
     FunctionCallItem,
     Incomplete,
     IncompleteDetails,
@@ -54,6 +55,7 @@ from render_tier.protocol.response_answers import (
     ReasoningItem,
     ReasoningText,
     Response,
+    ResponseError,
     ResponseEvent,
     ResponseUsage,
     TextDelta,
@@ -64,6 +66,26 @@ from render_tier.protocol.responses import LogprobOut
 
 CALL_PREFIX: Final = "call_"
 IN_PROGRESS: Final = "in_progress"
+MOST_WAITING: Final = 256
+"""Tokens without text before a message begins whose logprobs are kept for it."""
+
+
+STATUSES: Final = {
+    "stop": "completed",
+    "tool_calls": "completed",
+    "repetition": "completed",
+    "length": "incomplete",
+    "abort": "cancelled",
+    "error": "failed",
+}
+"""Why the engine ended -> how the response did."""
+ENDS: Final[Mapping[str, type[Completed | Incomplete | Failed]]] = {
+    "completed": Completed,
+    "incomplete": Incomplete,
+    "cancelled": Incomplete,
+    "failed": Failed,
+}
+"""Status of a response -> its last event."""
 
 
 class Kind(IntEnum):
@@ -79,13 +101,12 @@ PREFIXES: Final = {Kind.MESSAGE: "msg", Kind.REASONING: "rs", Kind.CALL: "fc", K
 
 class ResponseProgress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Where a stream stands: all of it, for a state. ``events`` are out and ``items`` have begun; the last of
-    them is open if ``open`` is not `Kind.NONE`. ``name``, ``call_id`` and ``index`` are of the open call,
+    them is open if ``open`` is not `Kind.NONE`. ``name`` and ``call_id`` are of the open call,
     ``custom`` what `CustomInput` goes on from; ``waiting``: logprobs of tokens whose text is held back."""
 
-    events: int = 0
-    items: int = 0
+    events: Count = 0
+    items: Count = 0
     open: Kind = Kind.NONE
-    index: int = 0
     name: str = ""
     call_id: str = ""
     custom: bytes = b""
@@ -126,15 +147,22 @@ class ItemWriter:
                     self._call(event)
             elif type(event) is CallEnd and shown_call(self._context, event.index):
                 self._close("completed" if event.complete else "incomplete")
-        holder = self._progress.waiting if self._target is None else self._target.logprobs
-        holder += [self._shown(entry) for entry in logprobs]
+        shown = [self._shown(entry) for entry in logprobs]
+        if self._target is not None:
+            self._target.logprobs += shown
+            return
+        self._progress.waiting += shown
+        if self._progress.open is Kind.MESSAGE and self._progress.waiting:
+            place = self._place()
+            self.events.append(TextDelta(self._number(), *place, 0, "", self._waited()))
+        del self._progress.waiting[:-MOST_WAITING]
 
     def end(self, response: Response) -> None:
         """Close what is open, and the response."""
         whole = response.status == "completed"
         self._close("completed" if whole else "incomplete")
         number = self._number()
-        self.events.append(Completed(number, response) if whole else Incomplete(number, response))
+        self.events.append(ENDS[response.status](number, response))
 
     def _shown(self, entry: LogprobOut) -> LogprobOut:
         """With as many alternatives as were asked for, the sampled token among them."""
@@ -179,7 +207,7 @@ class ItemWriter:
         custom = event.name in self._facts.custom
         self._begin(Kind.CUSTOM if custom else Kind.CALL)
         progress = self._progress
-        progress.name, progress.index = event.name, event.index
+        progress.name = event.name
         progress.call_id = call_id(
             self._request_id, self._context, 0, event.index, event.written_id, prefix=CALL_PREFIX
         )
@@ -342,6 +370,7 @@ def response_of(
         id=request_id,
         created_at=created,
         status=status,
+        error=ResponseError("server_error", "the engine failed") if status == "failed" else None,
         incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
         model=model,
         output=None if finished else [],
@@ -351,7 +380,7 @@ def response_of(
 
 
 def status_of(finish_reason: str | None) -> str:
-    return {"length": "incomplete", "abort": "cancelled"}.get(finish_reason or "", "completed")
+    return STATUSES.get(finish_reason or "stop", "failed")
 
 
 def response_usage(

@@ -90,6 +90,11 @@ class IncompleteDetails(msgspec.Struct, gc=False):
     reason: str
 
 
+class ResponseError(msgspec.Struct, gc=False):
+    code: str
+    message: str
+
+
 class Response(msgspec.Struct, kw_only=True):
     """``output`` is null where `response_stream` puts it in."""
 
@@ -98,7 +103,7 @@ class Response(msgspec.Struct, kw_only=True):
     created_at: int
     status: str
     background: bool = False
-    error: None = None
+    error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: Raw
     max_output_tokens: Raw
@@ -149,6 +154,10 @@ class Completed(Lifecycle, tag="response.completed"):
 
 
 class Incomplete(Lifecycle, tag="response.incomplete"):
+    pass
+
+
+class Failed(Lifecycle, tag="response.failed"):
     pass
 
 
@@ -224,6 +233,7 @@ ResponseEvent = (
     | InProgress
     | Completed
     | Incomplete
+    | Failed
     | ItemAdded
     | ItemDone
     | PartAdded

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-LIFECYCLE_ENDS: Final = frozenset({"response.completed", "response.incomplete"})
+LIFECYCLE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 TEXT_FIELDS: Final[Mapping[str, str]] = {
     "response.output_text.done": "text",
     "response.reasoning_text.done": "text",

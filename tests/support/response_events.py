@@ -41,7 +41,7 @@ def read(events: Iterable[Json]) -> Json:
             assert (item["id"], item["type"]) == (first["id"], first["type"])
             assert text == text_of(item)
     assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert kinds[-1] in ("response.completed", "response.incomplete", "response.failed")
     assert opened.keys() == done.keys()
     response: Json = event["response"]
     assert response["output"] == [done[index] for index in sorted(done)]

@@ -149,7 +149,7 @@ def test_streams_give_what_whole_gives(
     st.lists(st.sampled_from([*ANSWERS.values(), "\n", " x", "</think>", "<tool_call>"]), max_size=3),
     st.lists(st.integers(0, 151_700), max_size=6),
     st.lists(st.integers(0, 100), max_size=8),
-    st.sampled_from(["stop", "length", "abort"]),
+    st.sampled_from(["stop", "length", "abort", "error"]),
 )
 def test_any_output_in_any_chunking(
     responses: Callable[..., Responses], texts: list[str], soup: list[int], cuts: list[int], finish: str
@@ -205,6 +205,51 @@ def test_what_is_cut_by_the_limit_is_incomplete(responses: Callable[..., Respons
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     aborted = who.whole(ids, "abort")
     assert (aborted["status"], aborted["incomplete_details"]) == ("cancelled", None)
+
+
+@pytest.mark.parametrize(
+    ("finish", "status", "last", "item"),
+    [
+        ("stop", "completed", "completed", "completed"),
+        ("length", "incomplete", "incomplete", "incomplete"),
+        ("abort", "cancelled", "incomplete", "incomplete"),
+        ("error", "failed", "failed", "incomplete"),
+    ],
+)
+def test_how_the_engine_ended_is_how_the_response_did(
+    responses: Callable[..., Responses], finish: str, status: str, last: str, item: str
+) -> None:
+    who = responses()
+    ids = who.encode(ANSWERS["answer"])
+    events = who.stream(cut(ids, 4), finish)
+    assert events[-1]["type"] == f"response.{last}"
+    response = events[-1]["response"]
+    assert (response["status"], response["output"][-1]["status"]) == (status, item)
+    assert (response["error"] is None) == (status != "failed")
+    assert read(events) == who.whole(ids, finish)
+
+
+def test_tokens_without_text_leave_nothing_behind_in_the_state(responses: Callable[..., Responses]) -> None:
+    who = responses({"include": ["message.output_text.logprobs"], "top_logprobs": 1, "tools": []})
+    silent = 151643  # skipped: it shows no text
+    head = who.encode(THINK + "Hi")
+
+    def entries(ids: list[int]) -> Any:
+        return {"content": logprobs_of(ids)}
+
+    sizes = {}
+    for beginning in (head, who.encode(THINK)):
+        state = who.chunk(beginning, logprobs=entries(beginning))["stream_state"]
+        for number in range(1, 9):
+            ids = [silent] * 100
+            state = who.chunk(ids, state, logprobs=entries(ids))["stream_state"]
+            sizes[number] = len(state["s"])
+        assert sizes[8] <= sizes[4] + 64
+    # Those of an open message are told; whatever the chunks, what is said is the same.
+    ids = [*head, *[silent] * 5, *who.encode(" there"), EOS]
+    whole = who.whole(ids, logprobs=entries(ids))
+    for size in (1, 3):
+        assert read(who.stream(cut(ids, size), logprobs=logprobs_of(ids))) == whole
 
 
 def test_the_response_repeats_the_request(responses: Callable[..., Responses]) -> None:
@@ -308,6 +353,9 @@ def test_a_state_of_another_endpoint_or_request_is_refused(
         msgspec.msgpack.encode(["x"]),
         msgspec.msgpack.encode([0, 0, 9]),
         msgspec.msgpack.encode([0] * 9),
+        msgspec.msgpack.encode([2**64 - 1]),
+        msgspec.msgpack.encode([0, 2**64 - 1]),
+        msgspec.msgpack.encode([0, -1]),
     ],
 )
 def test_progress_that_was_made_up_is_refused(responses: Callable[..., Responses], progress: bytes) -> None:
@@ -319,7 +367,7 @@ def test_progress_that_was_made_up_is_refused(responses: Callable[..., Responses
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(
-    st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(0, 4), st.integers(-9, 9)),
+    st.tuples(st.integers(0, 9) | st.just(2**53), st.integers(0, 9) | st.just(2**53), st.integers(0, 4)),
     st.tuples(st.text(max_size=5), st.text(max_size=5), st.binary(max_size=9)),
 )
 def test_progress_of_impossible_places_does_no_harm(

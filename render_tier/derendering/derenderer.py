@@ -40,8 +40,8 @@ Body = TypeVar("Body")
 
 
 class Derenderer:
-    """``chat``, ``completions`` and ``messages`` take one request body and return one response body, both
-    JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the engine's
+    """``chat``, ``completions``, ``messages`` and ``responses`` take one request body and return one response
+    body, both JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the engine's
     answer has none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how each
     streaming call found its stream."""
 

@@ -1,4 +1,4 @@
-"""Whole answers: a finished generate reply in, a chat completion, text completion or message out."""
+"""Whole answers: a finished generate reply in, a chat or text completion, message or response out."""
 
 from __future__ import annotations
 

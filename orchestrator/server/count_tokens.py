@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import DIALECTS
 from orchestrator.hops.transport import Reply
 from orchestrator.server.attempts import on_render_members
@@ -12,7 +15,7 @@ from orchestrator.server.endpoints import ClientLeft, read_body, send_error, sen
 from orchestrator.server.intake import ClientRequest, client_id, read_request
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.services import Services
-from render_tier.protocol.errors import ApiError
+from render_tier.protocol.errors import ApiError, GatewayTimeout
 
 log = structlog.get_logger(__name__)
 
@@ -51,10 +54,17 @@ class CountTokensEndpoint:
 
 async def _counted(services: Services, request: ClientRequest) -> Reply:
     """Raises ``ApiError``."""
-    seconds = services.settings.timeouts.render
+    settings, now = services.settings, asyncio.get_running_loop().time
+    end = deadline(now(), request.timeout, settings.timeouts.request)
 
     async def call(url: str) -> Reply:
-        return await services.render_client.count_tokens(url, request.body, request.forwarded, seconds)
+        # A client's short wish ends the request and says nothing of the member.
+        limit = settings.timeouts.render
+        headers = {**request.forwarded, TIMEOUT_HEADER: f"{end.budget(now(), limit):.3f}"}
+        return await services.render_client.count_tokens(url, request.body, headers, limit)
 
-    async with services.admission.place("render", request.who):
-        return await on_render_members(services, "render", services.settings.policy.render_attempts, call)
+    try:
+        async with asyncio.timeout_at(end.at), services.admission.place("render", request.who):
+            return await on_render_members(services, "render", settings.policy.render_attempts, call)
+    except TimeoutError as error:
+        raise GatewayTimeout("the request took too long") from error

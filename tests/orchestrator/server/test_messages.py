@@ -200,6 +200,21 @@ class TestCounting:
                 assert response.json() == {"input_tokens": 4}
             await stack.settled()
 
+    async def test_ends_when_the_client_says(self, launch: Launch) -> None:
+        async with launch() as stack:
+            wish = {"X-Request-Timeout": "0.2"}
+            for _ in range(4):
+                stack.render.hold.clear()
+                response = await stack.http.post(f"{MESSAGES}/count_tokens", json=BODY, headers=wish)
+                assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout_error")
+            stack.render.hold.set()
+            told = stack.render.headers[f"{MESSAGES}/count_tokens"]
+            assert len(told) == 4, "asked once for each request"
+            assert all(0 < float(headers["x-request-timeout"]) <= 0.2 for headers in told)
+            response = await stack.http.post(f"{MESSAGES}/count_tokens", json=BODY)
+            assert response.status_code == 200, "no fault of the render tier"
+            await stack.settled()
+
     async def test_fails_in_the_same_shape(self, launch: Launch) -> None:
         async with launch() as stack:
             stack.render.faults[f"{MESSAGES}/count_tokens"].append(Status(404, BAD))

@@ -41,9 +41,9 @@ Body = TypeVar("Body")
 
 class Derenderer:
     """``chat``, ``completions``, ``messages`` and ``responses`` take one request body and return one response
-    body, both JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the engine's
-    answer has none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how each
-    streaming call found its stream."""
+    body, both JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the
+    engine's answer has none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how
+    each streaming call found its stream."""
 
     def __init__(
         self,

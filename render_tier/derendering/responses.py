@@ -118,7 +118,9 @@ class ItemWriter:
 
     def __init__(self, progress: ResponseProgress, context: Context, request_id: str) -> None:
         assert isinstance(context.answer, ResponseFacts)
-        self.events: list[ResponseEvent] = []
+        self._events: list[ResponseEvent] = []
+        self._more: list[str] = []
+        """Text that goes on the last event's, in the pieces in which it came."""
         self._progress = progress
         self._context = context
         self._facts = context.answer
@@ -126,8 +128,18 @@ class ItemWriter:
         self._target: TextDelta | None = None
         """The text that the tokens of this piece were read with."""
 
+    @property
+    def events(self) -> list[ResponseEvent]:
+        """Whatever is appended here ends the delta that is the last of them."""
+        if self._more:
+            last = self._events[-1]
+            assert isinstance(last, TextDelta | ReasoningDelta | ArgumentsDelta | InputDelta)
+            last.delta += "".join(self._more)
+            self._more = []
+        return self._events
+
     def begin(self, response: Response) -> None:
-        self.events += (Created(self._number(), response), InProgress(self._number(), response))
+        self.events.extend((Created(self._number(), response), InProgress(self._number(), response)))
 
     def write(self, events: Iterable[Event], logprobs: Iterable[LogprobOut]) -> None:
         """``logprobs``: those of tokens that have become known to be content. A token whose text is held back
@@ -177,9 +189,9 @@ class ItemWriter:
             identifier = self._begin(Kind.MESSAGE)
             self._added(MessageItem(identifier, IN_PROGRESS, []))
             self._part_added(OutputText(""))
-        last = self.events[-1] if self.events else None
+        last = self._events[-1] if self._events else None
         if type(last) is TextDelta:
-            last.delta += text
+            self._more.append(text)
             last.logprobs += self._waited()
             self._target = last
             return
@@ -196,9 +208,9 @@ class ItemWriter:
             identifier = self._begin(Kind.REASONING)
             self._added(ReasoningItem(identifier, IN_PROGRESS, []))
             self._part_added(ReasoningText(""))
-        last = self.events[-1] if self.events else None
+        last = self._events[-1] if self._events else None
         if type(last) is ReasoningDelta:
-            last.delta += text
+            self._more.append(text)
             return
         place = self._place()
         self.events.append(ReasoningDelta(self._number(), *place, 0, text))
@@ -222,9 +234,9 @@ class ItemWriter:
             progress.custom = reader.dump()
         if not text or progress.open not in (Kind.CALL, Kind.CUSTOM):
             return
-        last = self.events[-1] if self.events else None
+        last = self._events[-1] if self._events else None
         if type(last) is ArgumentsDelta or type(last) is InputDelta:
-            last.delta += text
+            self._more.append(text)
             return
         delta = InputDelta if progress.open is Kind.CUSTOM else ArgumentsDelta
         place = self._place()

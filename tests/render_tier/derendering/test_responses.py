@@ -14,7 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
+from render_tier.core.events import CallArguments, CallStart, Text
+from render_tier.core.table import Region
 from render_tier.derendering import Derenderer
+from render_tier.derendering.responses import ItemWriter, ResponseProgress
+from render_tier.protocol.derender import StreamStart
 from render_tier.protocol.errors import BadRequest, ContextRequired
 from render_tier.protocol.response_stream import ResponseStream
 from tests.render_tier.derendering.conftest import EOS, Client
@@ -227,6 +231,43 @@ def test_how_the_engine_ended_is_how_the_response_did(
     assert (response["status"], response["output"][-1]["status"]) == (status, item)
     assert (response["error"] is None) == (status != "failed")
     assert read(events) == who.whole(ids, finish)
+
+
+class Piece(str):
+    """Text that notes when it is put behind other text by itself."""
+
+    __slots__ = ()
+    copies = 0
+
+    def __radd__(self, other: str) -> str:
+        Piece.copies += 1
+        return f"{other}{self:s}"
+
+
+@pytest.mark.parametrize(
+    ("first", "make"),
+    [
+        ([], lambda text: Text(Region.CONTENT, text)),
+        ([], lambda text: Text(Region.REASONING, text)),
+        ([CallStart(0, "f")], lambda text: CallArguments(0, text)),
+    ],
+    ids=["text", "reasoning", "arguments"],
+)
+def test_a_long_item_is_put_together_once(
+    responses: Callable[..., Responses], first: list[Any], make: Callable[[str], Any]
+) -> None:
+    who = responses()
+    start = StreamStart(
+        msgspec.Raw(), msgspec.Raw(json.dumps(who.request).encode()), msgspec.Raw(b"[1]"), 1, None
+    )
+    stream = who.derenderer.streams.begin("responses", start, "resp_1", 7, 0)
+    writer = ItemWriter(ResponseProgress(), stream.output.context, "resp_1")
+    writer.write(first, [])
+    for number in range(100):
+        writer.write([make(Piece(f"{number} "))], [])
+    assert Piece.copies == 0
+    deltas = [event.delta for event in writer.events if hasattr(event, "delta")]
+    assert deltas == ["".join(f"{number} " for number in range(100))]
 
 
 def test_tokens_without_text_leave_nothing_behind_in_the_state(responses: Callable[..., Responses]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,10 @@ _decoder = msgspec.json.Decoder(list[Answer])
 
 OnAnswer = Callable[[Answer | None, HopError | None], None]
 """Exactly one of the two is given."""
+
+
+MOST_FRAMES: Final = 1024
+"""Of one message; servers refuse longer ones."""
 
 
 class Call:
@@ -139,7 +143,7 @@ class Link:
                 if not self._frames:
                     self._ready = self._loop.create_future()
                     await self._ready
-                frames, self._frames = self._frames, []
+                frames, self._frames = self._frames[:MOST_FRAMES], self._frames[MOST_FRAMES:]
                 await self._socket.send_bytes(b"[" + b",".join(frames) + b"]")
         except (OSError, RuntimeError):  # aiohttp says either when the connection is gone
             self.abandon()

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from orchestrator.hops.errors import HopError, Overloaded, Refused, TimedOut, Unreachable
-from orchestrator.hops.sessions import Link, SessionPool
+from orchestrator.hops.sessions import MOST_FRAMES, Link, SessionPool
 from orchestrator.hops.transport import Transport
 from render_tier.protocol.session import SESSION_PATH
 
@@ -108,6 +108,25 @@ async def test_calls_of_one_moment_share_a_message() -> None:
         for number in numbers:
             link.end(number)
         assert link.streams == 0
+
+
+async def test_a_message_is_never_longer_than_a_server_takes() -> None:
+    messages: list[int] = []
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            frames = json.loads(message.data)
+            messages.append(len(frames))
+            await socket.send_str(answers(frames))
+
+    async with pool_of(serve, streams_per_connection=3 * MOST_FRAMES) as (pool, server):
+        link = await linked(pool, server)
+        numbers = [link.number() for _ in range(2 * MOST_FRAMES + 5)]
+        got = await asyncio.gather(*(link.call(frame(number)) for number in numbers))
+        assert [json.loads(bytes(answer.chunk))["n"] for answer in got] == numbers
+        assert messages == [MOST_FRAMES, MOST_FRAMES, 5]
+        for number in numbers:
+            link.end(number)
 
 
 async def test_a_connection_is_shared_up_to_its_streams() -> None:

@@ -1,7 +1,7 @@
 """The metrics of several worker processes as one exposition, each sample with its ``worker``, a process id.
 
 A worker gives its own on a Unix socket in a directory that all of them know; whichever answers ``/metrics``
-asks the others. One that does not answer in time is left out.
+asks the others. One that does not answer in time, or not to the end, is left out.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+
+END = b"# EOF\n"
+"""Of what a worker tells; an exposition that is cut anywhere lacks it."""
+
+log = structlog.get_logger(__name__)
 
 
 def socket_of(directory: Path, pid: int) -> Path:
@@ -54,14 +60,15 @@ class Siblings:
             async with asyncio.timeout(self._answer_within):
                 reader, writer = await asyncio.open_unix_connection(path)
                 try:
-                    return (await reader.read()).decode()
+                    told = await reader.read()
                 finally:
                     writer.close()
         except OSError:  # a time-out is one
             return None
+        return told.removesuffix(END).decode(errors="replace") if told.endswith(END) else None
 
     async def _tell(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(self._exposition())
+        writer.write(self._exposition() + END)
         writer.close()
 
 
@@ -77,7 +84,12 @@ class _Merged(Collector):
     def collect(self) -> Iterator[Metric]:
         merged: dict[str, Metric] = {}
         for worker, text in self._workers.items():
-            for family in text_string_to_metric_families(text):
+            try:
+                families = list(text_string_to_metric_families(text))
+            except ValueError as error:
+                log.warning("unreadable metrics", worker=worker, error=str(error))
+                continue
+            for family in families:
                 metric = merged.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )

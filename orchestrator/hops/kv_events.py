@@ -78,6 +78,9 @@ class KvEventFollower:
                 await self._follow()
             except zmq.ZMQError as error:
                 log.warning("kv events", member=self._member, endpoint=self._endpoint, error=str(error))
+            except Exception as error:
+                # Whatever it is: an index that nobody keeps up would be believed for ever.
+                log.error("kv events", member=self._member, endpoint=self._endpoint, error=repr(error))
             self._cache.lose("disconnected")
             await asyncio.sleep(self._limits.reconnect_longest)
 

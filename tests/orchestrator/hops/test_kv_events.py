@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -100,9 +100,13 @@ async def publishing(
 
 @contextlib.asynccontextmanager
 async def following(
-    context: zmq.Context[zmq.Socket[bytes]], publisher: Publisher, *, replay: bool = True
+    context: zmq.Context[zmq.Socket[bytes]],
+    publisher: Publisher,
+    *,
+    replay: bool = True,
+    cache: ReportedCache | None = None,
 ) -> AsyncIterator[ReportedCache]:
-    cache = ReportedCache(100_000, 8, 0.25)
+    cache = cache or ReportedCache(100_000, 8, 0.25)
     follower = KvEventFollower(
         "http://p0",
         cache,
@@ -235,6 +239,33 @@ async def test_garbage_costs_the_index_and_nothing_else(context: zmq.Context[zmq
         publisher.publish(AllBlocksCleared(), block(2, 2))
         await until(lambda: cache.trusted)
         assert known(cache, 2, 2) == 2
+
+
+class Broken(ReportedCache):
+    """Fails at its second message, in a way that nobody has thought of."""
+
+    left = 1
+
+    def take(self, number: int, events: Sequence[KvEvent]) -> None:
+        self.left -= 1
+        if self.left == -1:
+            raise RuntimeError
+        super().take(number, events)
+
+
+async def test_no_failure_ends_the_following(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    async with publishing(context) as publisher:
+        broken = Broken(100_000, 8, 0.25)
+        async with following(context, publisher, replay=False, cache=broken) as cache:
+            publisher.publish(block(1, 1))
+            await until(lambda: cache.trusted)
+            publisher.publish(block(2, 2))
+            await until(lambda: not cache.trusted)
+            assert known(cache, 1, 1) is None
+            while known(cache, 3, 3) != 2:  # it subscribes again
+                publisher.publish(AllBlocksCleared(), block(3, 3))
+                await asyncio.sleep(0.02)
+            assert cache.trusted
 
 
 async def test_a_message_beyond_the_bound_is_not_read(context: zmq.Context[zmq.Socket[bytes]]) -> None:

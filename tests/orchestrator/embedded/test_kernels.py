@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from orchestrator.embedded.scratch import Scratch
 from orchestrator.embedded.weights import FloatArray
 
 COMPILED = isinstance(best_products(), CompiledProducts)
+
+CPUINFO = Path("/proc/cpuinfo")
 
 ALL: list[Products] = [BlasProducts(), best_products()]
 if COMPILED:
@@ -48,6 +51,12 @@ def test_a_product_is_the_definition(
     x = draw.standard_normal((features, groups * products.columns), dtype=np.float32)
     expected = matrix.astype(np.float64) @ x.astype(np.float64)
     assert np.abs(multiply(products, matrix, x) - expected).max() < 1e-4
+
+
+@pytest.mark.skipif(not CPUINFO.exists(), reason="the CPU cannot be asked here")
+def test_products_are_compiled_where_the_cpu_can() -> None:
+    flags = set(CPUINFO.read_text().split())
+    assert (platform.machine() == "x86_64" and {"fma", "avx2"} <= flags) == COMPILED
 
 
 @pytest.mark.skipif(not COMPILED, reason="this machine multiplies by BLAS")

@@ -143,6 +143,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._headers = {}
+        if not self._answering:
+            self.close()  # more than the answer: the next exchange would take it for its own
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -161,7 +163,7 @@ class Connection(asyncio.Protocol):
             self._handler.body(piece)
 
     def on_message_complete(self) -> None:
-        if self._status < 200:
+        if self._status < 200 or not self._answering:
             return
         reusable = self._parser.should_keep_alive() and not self._until_closed
         self._complete()

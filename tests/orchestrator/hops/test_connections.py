@@ -159,6 +159,27 @@ async def test_what_is_let_go_is_read_to_its_end_and_the_connection_kept() -> No
         assert second.text == b"ok"
 
 
+STALE = OK.replace(b"ok", b"no")
+
+
+@pytest.mark.parametrize("surplus", [STALE, STALE * 2, b"H", b"HTTP/1.1 100 Continue\r\n\r\n" + STALE])
+async def test_a_connection_with_more_than_the_answer_is_never_used_again(surplus: bytes) -> None:
+    server = Server(OK + surplus)
+    async with serving(server) as connections:
+        spoilt, first = await asked(connections, server)
+        await first.ended.wait()
+        assert (first.text, first.error) == (b"ok", None)
+        server.answer = OK
+        exchanges = [await asked(connections, server) for _ in range(2)]
+        for connection, handler in exchanges:
+            await handler.ended.wait()
+            assert connection is not spoilt
+            assert (handler.text, handler.error) == (b"ok", None)
+        assert spoilt.closed
+        assert exchanges[0][0] is not exchanges[1][0]
+        assert server.connections == 3
+
+
 async def test_an_aborted_exchange_closes_the_connection() -> None:
     server = Server(OK)
     async with serving(server) as connections:
@@ -244,4 +265,5 @@ async def test_credentials_of_the_url_are_sent() -> None:
 def test_under_the_event_loop_of_the_server() -> None:
     uvloop.run(test_a_handler_that_is_done_cannot_disturb_the_next())
     uvloop.run(test_an_aborted_exchange_closes_the_connection())
+    uvloop.run(test_a_connection_with_more_than_the_answer_is_never_used_again(STALE))
     uvloop.run(test_a_connection_that_was_paused_when_its_answer_ended_is_read_again())

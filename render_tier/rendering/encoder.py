@@ -88,14 +88,20 @@ class PromptEncoder:
     def marked(self, marked: MarkedText, guarded: GuardedEncoder, options: EncodeOptions) -> EncodedPrompt:
         """As `text`, with special tokens only where they are marked. Raises BadRequest."""
         keep = self._checked_keep(options)
-        if len(marked.text) > self._max_chars and keep is None:
-            self._cut_text(guarded.guard.plain(marked.text, marked.mark), options)
+        skipped = 0
+        if len(marked.text) > self._max_chars:
+            plain = guarded.guard.plain(marked.text, marked.mark)
+            text, skipped = self._cut_text(plain, options)
+            if len(text) < len(plain):
+                cut = guarded.guard.cut(marked.text, marked.mark, skipped, len(text))
+                marked = MarkedText(cut, marked.mark)
         specials = options.add_special_tokens and self._adds_specials
         offsets: list[tuple[int, int]] | None = None
         with _faults_of_the_text():
             ids: PromptIds | list[int]
             if options.offsets:
                 ids, offsets = guarded.with_offsets(marked)
+                offsets = [(start + skipped, end + skipped) for start, end in offsets]
             else:
                 ids = guarded.ids(marked)
         if specials:
@@ -169,20 +175,28 @@ class PromptEncoder:
             return self._max_model_len - 1 if options.reserve_output else self._max_model_len
         return keep
 
+    def check_chars(self, count: int) -> None:
+        """Raises BadRequest when no prompt of the context can have so many characters."""
+        if count > self._max_chars:
+            raise self._too_many_chars(count)
+
+    def _too_many_chars(self, count: int) -> BadRequest:
+        return invalid(
+            f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt "
+            f"contains {count} characters (more than {self._max_chars} characters, which is the "
+            f"upper bound for {self._max_model_len} input tokens). Please reduce the length of the input "
+            "prompt.",
+            "input_text",
+            count,
+        )
+
     def _cut_text(self, text: str, options: EncodeOptions) -> tuple[str, int]:
         """A text longer than any prompt of the context can be is refused, or cut on the named side, before it
         is tokenized; also returns how many characters were cut from its start."""
         if len(text) <= self._max_chars:
             return text, 0
         if options.keep is None:
-            raise invalid(
-                f"This model's maximum context length is {self._max_model_len} tokens. However, your prompt "
-                f"contains {len(text)} characters (more than {self._max_chars} characters, which is the "
-                f"upper bound for {self._max_model_len} input tokens). Please reduce the length of the input "
-                "prompt.",
-                "input_text",
-                len(text),
-            )
+            raise self._too_many_chars(len(text))
         if options.side == "left":
             return text[-self._max_chars :], len(text) - self._max_chars
         if options.side == "right":

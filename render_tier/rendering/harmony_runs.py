@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from itertools import count, groupby
 from typing import Any
 
 from render_tier.protocol.validation import invalid
+from render_tier.rendering.json_texts import texts_of
 
 LONGEST_RUN = 2000
 """Characters."""
@@ -35,7 +36,7 @@ UNBROKEN = re.compile(rf"[\S{CONTROL_BLANKS}]{{{SHORT_RUN},}}|\s{{{SHORT_RUN},}}
 def check_tools(tools: list[dict[str, Any]]) -> None:
     """Raises BadRequest. The library writes texts of the tools as they are, and values among them (defaults)
     as JSON, whose brackets and quotes make runs too."""
-    _check(_texts(tools), "tools")
+    _check(texts_of(tools), "tools")
     for is_sorted in (False, True):
         written = json.dumps(tools, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted)
         _check([written], "tools")
@@ -66,20 +67,6 @@ def _check(texts: Iterable[str], param: str) -> None:
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All keys and texts, at any depth."""
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            left += value.keys()
-            left += value.values()
-        elif isinstance(value, list | tuple):
-            left += value
 
 
 @cache

@@ -40,8 +40,9 @@ from render_tier.rendering.explain import Explainer, Explanation, TemplateFacts
 from render_tier.rendering.guarded_chat import check_template, guarded_encoder
 from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
+from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
-from render_tier.rendering.native_chat import NativeChat, OutputRules, Parsers
+from render_tier.rendering.native_chat import NativeChat, NativePrompt, OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
@@ -326,7 +327,7 @@ class Renderer:
         """As in vLLM, gpt-oss's are those of its template, which its chats are not rendered with."""
         kwargs = self._template_kwargs(request)
         if self._assets.mistral is not None and self._native is not None:
-            return self._native.prompt(request, kwargs, self._template_tools(request)).token_ids
+            return self._native_prompt(self._native, request, kwargs, is_cut=False).token_ids
         templated = self._templated(request, kwargs)
         if self._guarded is not None and templated.mark is not None:
             ids = self._guarded.ids(MarkedText(templated.text, templated.mark)).to_list()
@@ -403,13 +404,23 @@ class Renderer:
         if self._native is None:
             templated = self._templated(request, kwargs)
             return self._encode(templated, options), templated.warnings
-        written = self._native.prompt(request, kwargs, self._template_tools(request))
+        is_cut = self._native.cuts_to_fit and request.truncate_prompt_tokens is not None
+        written = self._native_prompt(self._native, request, kwargs, is_cut=is_cut)
         if self._native.cuts_to_fit:
             return self._encoder.token_ids(written.token_ids, options), written.warnings
         length, limit = len(written.token_ids), self._assets.max_model_len
         if length > limit:
             raise BadRequest(f"Input length ({length}) exceeds model's maximum context length ({limit}).")
         return EncodedPrompt(PromptIds.of(written.token_ids)), written.warnings
+
+    def _native_prompt(
+        self, native: NativeChat, request: ChatTemplateFields, kwargs: dict[str, Any], *, is_cut: bool
+    ) -> NativePrompt:
+        """``is_cut``: the prompt may be longer than the context."""
+        tools = self._template_tools(request)
+        if not is_cut:
+            self._encoder.check_chars(sum(map(len, texts_of([request.messages, tools]))))
+        return native.prompt(request, kwargs, tools)
 
     def _output_rules(
         self, request: ChatCompletionRequest, kwargs: Mapping[str, Any], prompt_ids: PromptIds

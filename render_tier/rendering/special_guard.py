@@ -20,6 +20,7 @@ from typing import Any
 from jinja2 import nodes
 
 from render_tier.protocol.errors import BadRequest
+from render_tier.rendering.json_texts import texts_of
 
 MARKS = tuple(map(chr, range(0xF8F0, 0xF900)))
 """Private-use characters, of which one that the request does not hold is taken."""
@@ -43,7 +44,7 @@ class SpecialGuard:
 
     def free_mark(self, *values: Any) -> str:
         """A mark that occurs nowhere in ``values`` (JSON-like). Raises BadRequest when all do."""
-        texts = list(_texts(values))
+        texts = list(texts_of(values))
         for mark in MARKS:
             if not any(mark in text for text in texts):
                 return mark
@@ -78,22 +79,22 @@ class SpecialGuard:
     def plain(self, marked: str, mark: str) -> str:
         return "".join(text for text, _ in self.split(marked, mark))
 
+    def cut(self, marked: str, mark: str, start: int, length: int) -> str:
+        """Marked text of ``length`` characters of the plain text from ``start`` on. Of a special token that
+        is cut in two the rest is text."""
+        kept, at = list[str](), 0
+        for text, special in self.split(marked, mark):
+            first, last = max(start - at, 0), min(start + length - at, len(text))
+            at += len(text)
+            if first >= last:
+                continue
+            part = text[first:last]
+            kept.append(part if special is None or part != text else self.marked(part, mark))
+        return "".join(kept)
+
     def mark_literals(self, tree: nodes.Template, mark: str) -> None:
         """Mark what the template writes, in place."""
         _mark_statements(tree, lambda text: self.marked(text, mark))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, Mapping):
-            waiting.extend(item)
-            waiting.extend(item.values())
-        elif isinstance(item, list | tuple):
-            waiting.extend(item)
 
 
 def _mark_statements(node: nodes.Node, change: Callable[[str], str]) -> None:

@@ -114,6 +114,22 @@ def test_efforts_that_the_format_has_not_are_refused(renderer: Renderer, effort:
     assert refused.value.param == "reasoning_effort"
 
 
+@pytest.mark.parametrize("fields", [{}, {"truncate_prompt_tokens": 5}], ids=["whole", "not cut either"])
+def test_texts_longer_than_any_prompt_are_not_encoded(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    _unencoded(renderer, monkeypatch)
+    long = "word " * (300 * renderer._assets.max_chars_per_token // 5)
+    for said in (
+        {"role": "user", "content": long},
+        {"role": "user", "content": [{"type": "text", "text": long}]},
+        {"role": "assistant", "content": None, "reasoning": long},
+    ):
+        with pytest.raises(BadRequest, match="upper bound for 300 input tokens") as refused:
+            renderer.chat(request(ASK, said, **fields))
+        assert refused.value.param == "input_text"
+
+
 def test_prompts_that_do_not_fit_are_refused(renderer: Renderer) -> None:
     with pytest.raises(BadRequest, match=r"exceeds model's maximum context length \(300\)"):
         renderer.chat(request({"role": "user", "content": "word " * 500}))
@@ -165,7 +181,7 @@ def test_long_runs_are_no_fault_and_no_hang(renderer: Renderer, text: str, place
         said = [ASK]
         fields = {"tools": [{"type": "function", "function": {"name": "f", "description": text}}]}
         fields["tool_choice"] = "none"
-    with pytest.raises(BadRequest, match=r"exceeds model's maximum context length|in one word"):
+    with pytest.raises(BadRequest, match=r"maximum context length|in one word"):
         renderer.chat(request(*said, **fields))
 
 

@@ -18,6 +18,7 @@ from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.generate import GenerateRequest
 from render_tier.protocol.tokenize import TokenizeChatRequest, TokenizeTextRequest
 from render_tier.rendering.mistral_chat import MistralChat
+from render_tier.rendering.native_chat import NativePrompt
 from render_tier.rendering.renderer import Renderer
 from render_tier.rendering.settings import RenderSettings
 from tests.support.render_corpus import NATIVE, lay_out
@@ -73,6 +74,27 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def test_texts_longer_than_any_prompt_are_encoded_only_to_be_cut(
+    v13: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = 0
+
+    def prompt(*_: object) -> NativePrompt:
+        nonlocal encoded
+        encoded += 1
+        return NativePrompt([1] * 5000, [])
+
+    monkeypatch.setattr(v13._native, "prompt", prompt)
+    long = {"role": "user", "content": "a" * (4000 * v13._assets.max_chars_per_token + 1)}
+    with pytest.raises(BadRequest, match="upper bound for 4000 input tokens"):
+        v13.chat(request(long))
+    with pytest.raises(BadRequest, match="upper bound for 4000 input tokens"):
+        v13.tokenize(TokenizeChatRequest.model_validate({"messages": [long]}))
+    assert encoded == 0
+    assert len(v13.chat(request(long, truncate_prompt_tokens=5)).token_ids) == 5
+    assert encoded == 1
+
+
 class TestHistory:
     def test_long_ids_of_calls_are_cut_alike_and_named(self, v3: Renderer) -> None:
         identifier = "chatcmpl-tool-0123456789abcdef"
@@ -124,7 +146,7 @@ class TestHistory:
         with pytest.raises(BadRequest, match="tokenizing"):
             v3.tokenize(TokenizeTextRequest.model_validate({"prompt": text}))
         with pytest.raises(BadRequest, match="tokenizing"):
-            v3.chat(request({"role": "user", "content": text}))
+            v3.chat(request({"role": "user", "content": text}, truncate_prompt_tokens=5))
 
     @pytest.mark.parametrize("fields", [{"chat_template": "x"}, {"chat_template_kwargs": {"a": 1}}])
     def test_templates_are_refused(self, v3: Renderer, fields: dict[str, Any]) -> None:

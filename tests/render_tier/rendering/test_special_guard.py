@@ -18,9 +18,11 @@ from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.tokenize import TokenizeChatRequest
+from render_tier.rendering.guarded_encoder import MarkedText
 from render_tier.rendering.renderer import Renderer
 from render_tier.rendering.settings import RenderSettings
 from render_tier.rendering.special_guard import MARKS, SpecialGuard
+from render_tier.rendering.token_ids import PromptIds
 from tests.support.tokenizers import NAMES
 
 ModelDir = Callable[[str], Path]
@@ -323,6 +325,52 @@ def test_a_request_with_every_mark_is_refused(qwen3_dir: Path) -> None:
     with pytest.raises(BadRequest, match="private-use"):
         chat(guarded, messages=messages)
     assert chat(guarded, messages=messages[1:])
+
+
+@given(
+    st.lists(st.sampled_from(("<a>", "<ab>", "x", "<", "a>")), max_size=8).map("".join),
+    st.integers(0, 20),
+    st.integers(0, 20),
+)
+def test_cut_texts_hold_what_is_whole(text: str, start: int, length: int) -> None:
+    guard = SpecialGuard({"<a>": 1, "<ab>": 2})
+    marked = guard.marked(text, MARKS[0])
+    cut = guard.cut(marked, MARKS[0], start, length)
+    assert guard.plain(cut, MARKS[0]) == text[start : start + length]
+    at, whole = 0, list[int]()
+    for piece, special in guard.split(marked, MARKS[0]):
+        if special is not None and start <= at and at + len(piece) <= start + length:
+            whole.append(special)
+        at += len(piece)
+    assert [special for _, special in guard.split(cut, MARKS[0]) if special is not None] == whole
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_longer_than_any_prompt_is_cut_before_it_is_encoded(
+    qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    assets = dataclasses.replace(assets_of(qwen3_dir), max_model_len=10)
+    plain, guarded = Renderer(assets, RenderSettings()), guarded_with(assets)
+    limit = 10 * assets.max_chars_per_token
+    encoder, asked = guarded._guarded, list[int]()
+    assert encoder is not None
+    ids = encoder.ids
+
+    def counted(marked: MarkedText) -> PromptIds:
+        asked.append(len(marked.text))
+        return ids(marked)
+
+    monkeypatch.setattr(encoder, "ids", counted)
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "a few words " * limit}],
+        "truncate_prompt_tokens": 5,
+        "truncation_side": side,
+    }
+    assert chat(guarded, **body) == chat(plain, **body)
+    body["return_token_offsets"] = True
+    request = ChatCompletionRequest.parse(body)
+    assert guarded.chat(request).token_offsets == plain.chat(request).token_offsets
+    assert max(asked) <= limit
 
 
 @given(st.lists(st.sampled_from(("<a>", "<ab>", "x", "<", "a>")), max_size=8).map("".join))

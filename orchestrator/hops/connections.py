@@ -11,7 +11,7 @@ import asyncio
 import base64
 import ssl
 from collections.abc import Mapping
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import httptools
 from yarl import URL
@@ -20,6 +20,10 @@ from orchestrator.hops.errors import Absent, Garbled, HopError, HopName, Unreach
 
 Origin = tuple[str, str, int]
 """Scheme, host, port."""
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Names and values of an exchange's headers, with those of interim answers and trailers; also what may come
+in a row without a header or a piece of the body."""
 
 
 class Handler(Protocol):
@@ -47,6 +51,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._headers: dict[str, str] = {}
         self._status = 0
+        self._head_bytes = 0
+        self._unread_bytes = 0
+        """Since the last header or piece of a body."""
         self._answering = False
         self._until_closed = False
         """The answer ends with the connection."""
@@ -66,6 +73,7 @@ class Connection(asyncio.Protocol):
             self._idle_timer = None
         self._url, self._handler = url, handler
         self._answering = True
+        self._head_bytes = self._unread_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
         self._transport.write(request)
@@ -111,6 +119,7 @@ class Connection(asyncio.Protocol):
         if not self._answering:
             self.close()  # nothing was asked
             return
+        self._unread_bytes += len(data)
         try:
             self._feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -124,6 +133,8 @@ class Connection(asyncio.Protocol):
                 )
             )
             self.close()
+        if self._unread_bytes > MAX_HEAD_BYTES:
+            self._fail_of_size()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -147,6 +158,11 @@ class Connection(asyncio.Protocol):
             self.close()  # more than the answer: the next exchange would take it for its own
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._unread_bytes = 0
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._fail_of_size()
+            return
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -159,6 +175,7 @@ class Connection(asyncio.Protocol):
             self._handler.head(self._status, self._headers)
 
     def on_body(self, piece: bytes) -> None:
+        self._unread_bytes = 0
         if self._handler is not None:
             self._handler.body(piece)
 
@@ -189,6 +206,12 @@ class Connection(asyncio.Protocol):
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.failed(error)
+
+    def _fail_of_size(self) -> None:
+        detail = f"over {MAX_HEAD_BYTES} bytes"
+        message = f"the head of the {self._hop} tier's answer is too large"
+        self._fail(Garbled(self._hop, message, detail=detail, member=self._url))
+        self.close()
 
     def _stop_timer(self) -> None:
         if self._idle_timer is not None:

@@ -159,6 +159,26 @@ async def test_what_is_let_go_is_read_to_its_end_and_the_connection_kept() -> No
         assert second.text == b"ok"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 40_000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nA: " + b"b" * 1_000_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000,
+        b"HTTP/1.1 100 Continue\r\nA: b\r\n\r\n" * 40_000,
+    ],
+    ids=["lines", "one line", "interim", "interim with headers"],
+)
+async def test_a_head_without_end_is_broken_off(answer: bytes) -> None:
+    server = Server(answer)
+    async with serving(server) as connections:
+        connection, handler = await asked(connections, server)
+        async with asyncio.timeout(20):
+            await handler.ended.wait()
+        assert type(handler.error) is Garbled
+        assert connection.closed
+
+
 STALE = OK.replace(b"ok", b"no")
 
 

@@ -253,6 +253,8 @@ class DerenderStream:
         return frame
 
     def _took(self, output: Output, answer: Answer) -> Derendered:
+        # An answer that cannot be read leaves the stream where it is: the output is read again.
+        read = derendered(answer.chunk, answer.events, answer.derender, self._context.endpoint)
         self._begun = True
         self._position += len(output.token_ids)
         state = present(answer.stream_state)
@@ -265,7 +267,7 @@ class DerenderStream:
             self._since_tokens += len(output.token_ids)
         if answer.derender is not None:
             self._saved.digest = answer.derender.context
-        return derendered(answer.chunk, answer.events, answer.derender, self._context.endpoint)
+        return read
 
     def _leave(self) -> None:
         if self._link is not None:

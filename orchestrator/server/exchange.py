@@ -28,6 +28,7 @@ from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
 from orchestrator.hops.errors import HopError, NoMembers
 from orchestrator.hops.render import FINGERPRINT_HEADER, Rendered
+from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
@@ -264,13 +265,18 @@ class Exchange:
     # ---- what runs report ----------------------------------------------------------------------------------
 
     def emit(self, events: Sequence[msgspec.Raw], usage: RunUsage) -> None:
-        """Hand what derender made of one output to the client."""
+        """Hand what derender made of one output to the client. Raises ``HopError`` for what is not of its
+        API."""
         so_far = None
         if self._continuous_usage:
             so_far = Usage(
                 self._prompt_tokens, usage.completion_tokens, self._cached_tokens, usage.reasoning_tokens
             )
-        if frames := self.dialect.frames(events, so_far):
+        try:
+            frames = self.dialect.frames(events, so_far)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise garbled("derender", self.response_id, error) from error
+        if frames:
             self.outbox.put(frames)
 
     def run_flushed(self) -> None:

@@ -126,7 +126,11 @@ class OutputPump:
                 self._visible = True
                 self._on_visible()
                 exchange.timing.mark("first_output", perf_counter())
-            exchange.emit(derendered.events, self._usage)
+            try:
+                exchange.emit(derendered.events, self._usage)
+            except HopError as error:
+                self.failed(error)
+                return
         if derendered.finished and output.finish_reason is None:
             # A stop string. What the engine has sent beyond it is nobody's.
             self._pending.take()

@@ -109,6 +109,19 @@ async def test_lasting_failure_is_one_honest_error(
         await stack.settled()
 
 
+@pytest.mark.parametrize("events", [b"[]", b"[{},{}]"])
+async def test_events_that_are_not_of_the_api_are_the_render_tiers_fault(
+    launch: Launch, events: bytes
+) -> None:
+    async with launch() as stack:
+        stack.render.faults[DERENDER] += [Garbage(b'{"events":' + events + b',"derender":{}}')] * 4
+        with pytest.raises(openai.APIError) as raised:
+            await streamed(stack)
+        assert "internal error" not in str(raised.value)
+        assert "cannot be read" in str(raised.value)
+        await stack.settled()
+
+
 @ASK
 @pytest.mark.parametrize(
     ("role", "path"),

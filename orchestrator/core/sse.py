@@ -34,7 +34,7 @@ class SSEDecoder:
     """Feed it what the socket gives, in any pieces; it returns the payloads completed by that piece.
 
     ``max_event_bytes`` bounds what is held for one unfinished event (its lines so far and its data).
-    An unfinished event at the end of the stream is not an event, by the grammar: ``mid_event`` tells.
+    An unfinished event at the end of the stream is not an event, by the grammar.
     """
 
     __slots__ = ("_after_cr", "_data", "_held", "_line", "_line_bytes", "_max", "_started")
@@ -47,10 +47,6 @@ class SSEDecoder:
         self._held = 0
         self._after_cr = False
         self._started = False
-
-    @property
-    def mid_event(self) -> bool:
-        return bool(self._data) or self._line_bytes > 0
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The payloads of the events that ``piece`` completes. Raises ``StreamTooLarge`` and

@@ -246,10 +246,10 @@ class SessionPool:
             return link
 
     async def close(self) -> None:
-        for links in self._links.values():
-            for link in links:
-                await link.close()
+        links = [link for of_member in self._links.values() for link in of_member]
         self._links.clear()
+        # One whose other side is gone takes its whole time to find out.
+        await asyncio.gather(*(link.close() for link in links))
 
     def _free(self, base_url: str) -> Link | None:
         links = self._links.get(base_url, ())

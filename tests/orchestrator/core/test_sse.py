@@ -117,11 +117,3 @@ def test_an_event_longer_than_the_bound_is_refused(pieces: list[bytes]) -> None:
 
 def test_many_small_events_are_not_an_event_that_is_too_large() -> None:
     assert len(decode([b"data: x\n\n" * 1000], limit=100)) == 1000
-
-
-def test_an_unfinished_event_is_known() -> None:
-    decoder = SSEDecoder(MAX)
-    decoder.feed(b"data: x\n\n")
-    assert not decoder.mid_event
-    decoder.feed(b"data: y")
-    assert decoder.mid_event

@@ -123,10 +123,15 @@ class HeaderCall:
             if len(header) > self._limit:
                 self.status = Status.FAILED
             return min(index + room, len(text))
-        used = index + found.end() - len(before)
-        self._header = header[: found.end()]
+        # A separator that only looks ahead is known when the last of what it looks at has come; what came
+        # before that has been taken for the header already.
+        again = before[found.end() :]
+        self._header = header[: max(found.end(), len(before))]
         self.header_over(header[: found.start()], calls)
-        return used
+        used = index + max(found.end() - len(before), 0)
+        if not again or self.status is not Status.RUNNING:
+            return used
+        return used + self.feed(again + text[used:], 0, calls) - len(again)
 
     def header_over(self, header: str, calls: Calls) -> None:
         """The separator has been read: commit the call, or set another ``status``."""

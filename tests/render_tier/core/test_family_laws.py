@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from render_tier.core.events import CallArguments, Text
@@ -102,6 +102,7 @@ def test_chunks_and_snapshots_change_nothing_and_every_token_counts_once(family:
 @pytest.mark.parametrize("family", OFFERED)
 @settings(max_examples=EXAMPLES)
 @given(seed=SEEDS)
+@example(seed=1223)  # Kimi: a header without a number, ended by a marker that arrives in pieces
 def test_the_text_without_its_tokens_reads_the_same_in_any_pieces(family: str, seed: int) -> None:
     output = generate(family, seed)
     case = output.case()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from render_tier.rendering.renderer import Renderer
 from render_tier.server.app import create_app
 from render_tier.server.service import Service
 from render_tier.settings import Settings
@@ -251,13 +252,13 @@ class TestOverload:
     def hold(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         """Renders wait until it is set."""
         release = threading.Event()
-        chat = Service.__init__.__globals__["Renderer"].chat
+        chat = Renderer.render_chat
 
         def slow_chat(*args: Any, **kwargs: Any) -> Any:
             assert release.wait(60)
             return chat(*args, **kwargs)
 
-        monkeypatch.setattr("render_tier.server.service.Renderer.chat", slow_chat)
+        monkeypatch.setattr("render_tier.rendering.renderer.Renderer.render_chat", slow_chat)
         return release
 
     async def test_full_queue_is_an_answer_at_once(self, serve: Serve, hold: threading.Event) -> None:

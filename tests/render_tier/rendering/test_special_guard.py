@@ -352,7 +352,7 @@ def test_a_text_longer_than_any_prompt_is_cut_before_it_is_encoded(
     assets = dataclasses.replace(assets_of(qwen3_dir), max_model_len=10)
     plain, guarded = Renderer(assets, RenderSettings()), guarded_with(assets)
     limit = 10 * assets.max_chars_per_token
-    encoder, asked = guarded._guarded, list[int]()
+    encoder, asked = guarded._prompts._guarded, list[int]()
     assert encoder is not None
     ids = encoder.ids
 

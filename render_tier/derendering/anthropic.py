@@ -22,6 +22,8 @@ from render_tier.core.events import CallArguments, CallEnd, CallStart, Event, Te
 from render_tier.core.table import Region
 from render_tier.derendering.chat import call_id, shown_call
 from render_tier.derendering.context import Context
+from render_tier.derendering.output import Output, Step
+from render_tier.derendering.state import Stream
 from render_tier.protocol.anthropic_answers import (
     EMPTY_INPUT,
     Block,
@@ -30,8 +32,11 @@ from render_tier.protocol.anthropic_answers import (
     BlockStart,
     BlockStop,
     InputDelta,
+    MessageDelta,
+    MessageEvent,
     MessageOut,
     MessageStart,
+    MessageStop,
     MessageUsage,
     OutputDetails,
     SignatureDelta,
@@ -42,7 +47,7 @@ from render_tier.protocol.anthropic_answers import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from render_tier.protocol.derender import Count
+from render_tier.protocol.derender import Count, TokensChunk, TokensResponse
 from render_tier.protocol.generate import GenerateUsage
 
 CALL_PREFIX: Final = "toolu_"
@@ -227,4 +232,48 @@ def message_usage(
         cache_read_input_tokens=UNSET if cached is None else cached,
         output_tokens=output_tokens,
         output_tokens_details=UNSET if thinking_tokens is None else OutputDetails(thinking_tokens),
+    )
+
+
+def chunk_events(
+    stream: Stream, step: Step, chunk: TokensChunk, prompt_tokens: int, model: str
+) -> list[MessageEvent]:
+    """The events of one step of a stream, whose progress is advanced."""
+    output = stream.output
+    used = message_usage(prompt_tokens, stream.tokens, chunk.usage, output.counted_reasoning)
+    events: list[MessageEvent] = []
+    if not stream.role_sent:
+        stream.role_sent = True
+        events.append(message_start(chunk.request_id, model, used))
+    progress = stream.progress_as(Progress)
+    writer = BlockWriter(progress, output.context, chunk.request_id)
+    writer.write(step.events)
+    if output.finished:
+        writer.finish()
+    events += writer.events
+    if output.finished:
+        events += (
+            MessageDelta(stopping(step.finish_reason, step.stop_reason, progress), used),
+            MessageStop(),
+        )
+    stream.progress = msgspec.msgpack.encode(progress)
+    return events
+
+
+def whole_message(
+    output: Output, step: Step, response: TokensResponse, prompt_tokens: int, model: str
+) -> MessageOut:
+    """``step``: all of the output."""
+    progress = Progress()
+    writer = BlockWriter(progress, output.context, response.request_id)
+    writer.write(step.events)
+    writer.finish()
+    end = stopping(step.finish_reason, step.stop_reason, progress)
+    return MessageOut(
+        id=response.request_id,
+        model=model,
+        content=put_together(writer.events),
+        stop_reason=end.stop_reason,
+        stop_sequence=end.stop_sequence,
+        usage=message_usage(prompt_tokens, step.used, response.usage, output.counted_reasoning),
     )

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from render_tier.derendering.bounds import Bounds
+from render_tier.derendering.context import Kind
 from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.served import ServedModel, served_name
 from render_tier.derendering.settings import DerenderSettings
@@ -36,7 +37,8 @@ _messages_decoder: Final = msgspec.json.Decoder(MessagesDerender)
 _responses_decoder: Final = msgspec.json.Decoder(ResponsesDerender)
 _encoder: Final = msgspec.json.Encoder()
 
-Body = TypeVar("Body")
+Body = TypeVar("Body", ChatDerender, CompletionDerender, MessagesDerender, ResponsesDerender)
+Message = TypeVar("Message")
 
 
 class Derenderer:
@@ -65,66 +67,31 @@ class Derenderer:
 
     def chat(self, body: bytes) -> bytes:
         """``POST /v1/chat/completions/derender``."""
-        request = decoded(_chat_decoder, body)
-        model = self.served_name(request.model)
-        if not request.stream:
-            return _encoder.encode(self._whole.chat(request, model))
-        start = StreamStart(
-            request.stream_state,
-            request.chat_request,
-            request.prompt_token_ids,
-            request.prompt_tokens,
-            request.context,
-        )
-        return _encoder.encode(self.streams.answer("chat", start, request.generate_chunk, model))
+        return self._answer("chat", decoded(_chat_decoder, body), self._whole.chat)
 
     def completions(self, body: bytes) -> bytes:
         """``POST /v1/completions/derender``."""
-        request = decoded(_completion_decoder, body)
+        return self._answer("completion", decoded(_completion_decoder, body), self._whole.completion)
+
+    def responses(self, body: bytes) -> bytes:
+        """``POST /v1/responses/derender``."""
+        return self._answer("responses", decoded(_responses_decoder, body), self._whole.responses)
+
+    def messages(self, body: bytes) -> bytes:
+        """``POST /v1/messages/derender``."""
+        return self._answer("messages", decoded(_messages_decoder, body), self._whole.messages)
+
+    def _answer(self, kind: Kind, request: Body, whole: Callable[[Body, str], msgspec.Struct]) -> bytes:
         model = self.served_name(request.model)
         if not request.stream:
-            return _encoder.encode(self._whole.completion(request, model))
+            return _encoder.encode(whole(request, model))
         prompt_tokens = request.prompt_tokens
         if isinstance(prompt_tokens, list):
             raise BadRequest("prompt_tokens must be a number when streaming", param="prompt_tokens")
         start = StreamStart(
-            request.stream_state,
-            request.completion_request,
-            request.prompt_token_ids,
-            prompt_tokens,
-            request.context,
+            request.stream_state, request.request, request.prompt_token_ids, prompt_tokens, request.context
         )
-        return _encoder.encode(self.streams.answer("completion", start, request.generate_chunk, model))
-
-    def responses(self, body: bytes) -> bytes:
-        """``POST /v1/responses/derender``."""
-        request = decoded(_responses_decoder, body)
-        model = self.served_name(request.model)
-        if not request.stream:
-            return _encoder.encode(self._whole.responses(request, model))
-        start = StreamStart(
-            request.stream_state,
-            request.responses_request,
-            request.prompt_token_ids,
-            request.prompt_tokens,
-            request.context,
-        )
-        return _encoder.encode(self.streams.answer("responses", start, request.generate_chunk, model))
-
-    def messages(self, body: bytes) -> bytes:
-        """``POST /v1/messages/derender``."""
-        request = decoded(_messages_decoder, body)
-        model = self.served_name(request.model)
-        if not request.stream:
-            return _encoder.encode(self._whole.messages(request, model))
-        start = StreamStart(
-            request.stream_state,
-            request.messages_request,
-            request.prompt_token_ids,
-            request.prompt_tokens,
-            request.context,
-        )
-        return _encoder.encode(self.streams.answer("messages", start, request.generate_chunk, model))
+        return _encoder.encode(self.streams.answer(kind, start, request.generate_chunk, model))
 
     def served_name(self, asked: str | None) -> str:
         """The name to answer with. Raises NotFound."""
@@ -138,7 +105,7 @@ class Derenderer:
             self.observer(source)
 
 
-def decoded(decoder: msgspec.json.Decoder[Body], body: bytes | str) -> Body:
+def decoded(decoder: msgspec.json.Decoder[Message], body: bytes | str) -> Message:
     """The message in ``body``. Raises BadRequest that says what is wrong with it."""
     try:
         return decoder.decode(body)

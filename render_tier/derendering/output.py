@@ -62,6 +62,11 @@ class Output:
         self.stopped = False
         self.hidden: deque[LogprobOut | None] = deque()
 
+    @property
+    def counted_reasoning(self) -> int | None:
+        """``reasoning_tokens`` for usage; None where they are not counted."""
+        return self.reasoning_tokens if self.context.counts_reasoning else None
+
     def advance(self, choice: TokensChoice, *, whole: bool = False) -> Step:
         """Read the next tokens of the choice, or all of them (``whole``). After a finish, nothing more is
         read: an engine may still send tokens that it made before it was told to stop."""

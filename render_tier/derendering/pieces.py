@@ -12,6 +12,7 @@ from render_tier.derendering.context import Context, Kind
 from render_tier.derendering.output import Step
 from render_tier.protocol.derender import TokensChoice, given
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.generate import GenerateUsage
 from render_tier.protocol.responses import LogprobsOut
 from render_tier.protocol.validation import misshapen
 
@@ -50,3 +51,12 @@ def needs_request(kind: Kind) -> BadRequest:
 
 def missing(name: str) -> BadRequest:
     return misshapen([{"type": "missing", "loc": (name,), "msg": "Field required"}])
+
+
+def prompt_length(said: int | None, context: Context, counted: GenerateUsage | None) -> int:
+    """Tokens of the prompt: as ``said`` by the caller, else as in the context, else as the engine counted."""
+    if said is not None:
+        return said
+    if context.prompt_length or counted is None:
+        return context.prompt_length
+    return counted.prompt_tokens

@@ -12,22 +12,23 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Raw
 
-from render_tier.derendering.anthropic import (
-    BlockWriter,
-    Progress,
-    message_start,
-    message_usage,
-    stopping,
-)
+from render_tier.derendering import anthropic, responses
 from render_tier.derendering.bounds import Bounds
 from render_tier.derendering.chat import delta
-from render_tier.derendering.context import Context, Kind
+from render_tier.derendering.context import Kind
 from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.logprobs import completion_logprobs
 from render_tier.derendering.output import Output, Step
 from render_tier.derendering.peer_state import take_over
-from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
-from render_tier.derendering.responses import chunk_events
+from render_tier.derendering.pieces import (
+    content,
+    logprobs,
+    missing,
+    needs_request,
+    passed_on,
+    prompt_length,
+    token_ids,
+)
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.settings import DerenderSettings
 from render_tier.derendering.state import (
@@ -40,7 +41,7 @@ from render_tier.derendering.state import (
 )
 from render_tier.derendering.stream_cache import StreamCache
 from render_tier.derendering.usage import usage
-from render_tier.protocol.anthropic_answers import MessageDelta, MessageEvent, MessageStop
+from render_tier.protocol.anthropic_answers import MessageEvent
 from render_tier.protocol.derender import (
     PeerStreamState,
     StreamStart,
@@ -158,11 +159,9 @@ class Streams:
         kind = stream.output.context.kind
         if kind == "chat":
             return self._chat(stream, chunk, prompt_tokens, model)
-        if kind == "messages":
-            return self._messages(stream, chunk, prompt_tokens, model)
-        if kind == "responses":
-            return self._responses(stream, chunk, prompt_tokens, model)
-        return self._completion(stream, chunk, prompt_tokens, model)
+        if kind == "completion":
+            return self._completion(stream, chunk, prompt_tokens, model)
+        return self._events(stream, chunk, prompt_tokens, model)
 
     def state(self, stream: Stream) -> StreamStateOut:
         return self._codec.encode(stream)
@@ -282,50 +281,18 @@ class Streams:
         )
         return made, _notes(stream, chunk, shows)
 
-    def _responses(
+    def _events(
         self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
-    ) -> tuple[list[ResponseEvent], DerenderNotes]:
+    ) -> tuple[list[MessageEvent] | list[ResponseEvent], DerenderNotes]:
         output = stream.output
         context = output.context
-        events: list[ResponseEvent] = []
+        events: list[MessageEvent] | list[ResponseEvent] = []
         over = output.finished
         step = self._advance(stream, chunk) if chunk.choices else None
         if step is not None and not over:
-            count = _prompt_tokens(chunk, prompt_tokens, context)
-            events = chunk_events(stream, step, chunk, count, model)
-        notes = DerenderNotes(
-            context.digest.hex(), stream.tokens, output.reasoning_tokens, not events, output.finished
-        )
-        return events, notes
-
-    def _messages(
-        self, stream: Stream, chunk: TokensChunk, prompt_tokens: int | None, model: str
-    ) -> tuple[list[MessageEvent], DerenderNotes]:
-        output = stream.output
-        context = output.context
-        events: list[MessageEvent] = []
-        over = output.finished
-        step = self._advance(stream, chunk) if chunk.choices else None
-        if step is not None and not over:
-            used = message_usage(
-                _prompt_tokens(chunk, prompt_tokens, context),
-                stream.tokens,
-                chunk.usage,
-                output.reasoning_tokens if context.counts_reasoning else None,
-            )
-            if not stream.role_sent:
-                stream.role_sent = True
-                events.append(message_start(chunk.request_id, model, used))
-            progress = stream.progress_as(Progress)
-            writer = BlockWriter(progress, context, chunk.request_id)
-            writer.write(step.events)
-            if output.finished:
-                writer.finish()
-            events += writer.events
-            if output.finished:
-                end = stopping(step.finish_reason, step.stop_reason, progress)
-                events += (MessageDelta(end, used), MessageStop())
-            stream.progress = msgspec.msgpack.encode(progress)
+            made_by = anthropic.chunk_events if context.kind == "messages" else responses.chunk_events
+            count = prompt_length(prompt_tokens, context, chunk.usage)
+            events = made_by(stream, step, chunk, count, model)
         notes = DerenderNotes(
             context.digest.hex(), stream.tokens, output.reasoning_tokens, not events, output.finished
         )
@@ -373,16 +340,8 @@ def _usage(chunk: TokensChunk, prompt_tokens: int | None, stream: Stream) -> Usa
         counted.prompt_tokens if prompt_tokens is None else prompt_tokens,
         completion,
         counted,
-        output.reasoning_tokens if output.context.counts_reasoning else None,
+        output.counted_reasoning,
     )
-
-
-def _prompt_tokens(chunk: TokensChunk, given_count: int | None, context: Context) -> int:
-    if given_count is not None:
-        return given_count
-    if context.prompt_length or chunk.usage is None:
-        return context.prompt_length
-    return chunk.usage.prompt_tokens
 
 
 def _one_choice(chunk: TokensChunk | None, kind: Kind) -> TokensChunk:

@@ -7,20 +7,22 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Raw
 
-from render_tier.derendering.anthropic import (
-    BlockWriter,
-    Progress,
-    message_usage,
-    put_together,
-    stopping,
-)
+from render_tier.derendering.anthropic import whole_message
 from render_tier.derendering.bounds import Bounds
 from render_tier.derendering.chat import message
-from render_tier.derendering.context import Context
+from render_tier.derendering.context import Context, Kind
 from render_tier.derendering.contexts import Contexts
 from render_tier.derendering.logprobs import completion_logprobs
-from render_tier.derendering.output import Output
-from render_tier.derendering.pieces import content, logprobs, missing, needs_request, passed_on, token_ids
+from render_tier.derendering.output import Output, Step
+from render_tier.derendering.pieces import (
+    content,
+    logprobs,
+    missing,
+    needs_request,
+    passed_on,
+    prompt_length,
+    token_ids,
+)
 from render_tier.derendering.responses import whole_response
 from render_tier.derendering.served import ServedModel
 from render_tier.derendering.usage import summed, usage
@@ -55,14 +57,7 @@ class WholeAnswers:
         self._created = created
 
     def chat(self, request: ChatDerender, model: str) -> ChatCompletion:
-        response = request.generate_response
-        if response is None:
-            raise missing("generate_response")
-        self._bounds.responses([response])
-        prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
-        if not given(request.chat_request) and request.context is None and self._contexts.has_parser:
-            raise needs_request("chat")
-        context = self._contexts.of_request("chat", request.chat_request, prompt, request.context)
+        response, context = self._opened(request, "chat")
         choices = []
         completion_tokens = reasoning_tokens = 0
         for choice in response.choices:
@@ -86,7 +81,7 @@ class WholeAnswers:
             model=model,
             choices=choices,
             usage=usage(
-                self._prompt_tokens(request.prompt_tokens, context, response),
+                prompt_length(request.prompt_tokens, context, response.usage),
                 completion_tokens,
                 response.usage,
                 reasoning_tokens if context.counts_reasoning else None,
@@ -98,50 +93,34 @@ class WholeAnswers:
         )
 
     def responses(self, request: ResponsesDerender, model: str) -> Response:
-        response = request.generate_response
-        if response is None:
-            raise missing("generate_response")
-        self._bounds.responses([response])
-        if len(response.choices) != 1:
-            raise BadRequest(f"a response is made of one choice, not of {len(response.choices)}")
-        prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
-        context = self._contexts.of_request("responses", request.responses_request, prompt, request.context)
-        output = Output(context, self._model.eos_token_ids)
-        step = output.advance(response.choices[0], whole=True)
-        count = self._prompt_tokens(request.prompt_tokens, context, response)
+        response, context = self._opened(request, "responses")
+        output, step = self._only_choice(response, context, "a response")
+        count = prompt_length(request.prompt_tokens, context, response.usage)
         return whole_response(output, step, response, self._created(response.created), count, model)
 
     def messages(self, request: MessagesDerender, model: str) -> MessageOut:
+        response, context = self._opened(request, "messages")
+        output, step = self._only_choice(response, context, "a message")
+        count = prompt_length(request.prompt_tokens, context, response.usage)
+        return whole_message(output, step, response, count, model)
+
+    def _opened(
+        self, request: ChatDerender | ResponsesDerender | MessagesDerender, kind: Kind
+    ) -> tuple[TokensResponse, Context]:
         response = request.generate_response
         if response is None:
             raise missing("generate_response")
         self._bounds.responses([response])
-        if len(response.choices) != 1:
-            raise BadRequest(f"a message is made of one choice, not of {len(response.choices)}")
         prompt = request.prompt_token_ids if given(request.prompt_token_ids) else response.prompt_token_ids
-        if not given(request.messages_request) and request.context is None and self._contexts.has_parser:
-            raise needs_request("messages")
-        context = self._contexts.of_request("messages", request.messages_request, prompt, request.context)
+        if not given(request.request) and request.context is None and self._contexts.has_parser:
+            raise needs_request(kind)
+        return response, self._contexts.of_request(kind, request.request, prompt, request.context)
+
+    def _only_choice(self, response: TokensResponse, context: Context, what: str) -> tuple[Output, Step]:
+        if len(response.choices) != 1:
+            raise BadRequest(f"{what} is made of one choice, not of {len(response.choices)}")
         output = Output(context, self._model.eos_token_ids)
-        step = output.advance(response.choices[0], whole=True)
-        progress = Progress()
-        writer = BlockWriter(progress, context, response.request_id)
-        writer.write(step.events)
-        writer.finish()
-        end = stopping(step.finish_reason, step.stop_reason, progress)
-        return MessageOut(
-            id=response.request_id,
-            model=model,
-            content=put_together(writer.events),
-            stop_reason=end.stop_reason,
-            stop_sequence=end.stop_sequence,
-            usage=message_usage(
-                self._prompt_tokens(request.prompt_tokens, context, response),
-                step.used,
-                response.usage,
-                output.reasoning_tokens if context.counts_reasoning else None,
-            ),
-        )
+        return output, output.advance(response.choices[0], whole=True)
 
     def completion(self, request: CompletionDerender, model: str) -> Completion:
         responses = request.generate_responses
@@ -160,10 +139,8 @@ class WholeAnswers:
         prompt_tokens = completion_tokens = 0
         for number, response in enumerate(responses):
             prompt = prompts[number] if given(prompts[number]) else response.prompt_token_ids
-            context = self._contexts.of_request(
-                "completion", request.completion_request, prompt, request.context
-            )
-            prompt_tokens += self._prompt_tokens(counts[number] if counts else None, context, response)
+            context = self._contexts.of_request("completion", request.request, prompt, request.context)
+            prompt_tokens += prompt_length(counts[number] if counts else None, context, response.usage)
             for choice in response.choices:
                 step = Output(context, self._model.eos_token_ids).advance(choice, whole=True)
                 completion_tokens += step.used
@@ -207,10 +184,3 @@ class WholeAnswers:
                 param="prompt_token_ids",
             )
         return prompts
-
-    def _prompt_tokens(self, count: int | None, context: Context, response: TokensResponse) -> int:
-        if count is not None:
-            return count
-        if context.prompt_length or response.usage is None:
-            return context.prompt_length
-        return response.usage.prompt_tokens

@@ -61,63 +61,50 @@ class TokensChunk(msgspec.Struct, kw_only=True):
     stream is refused."""
 
 
-class ChatDerender(msgspec.Struct, kw_only=True):
-    """Chat: ``generate_response`` when whole, ``generate_chunk`` and ``stream_state`` when streaming."""
+class DerenderRequest(msgspec.Struct, kw_only=True):
+    """What all bodies have in common: a stream's next chunk and its state when ``stream``, else whole
+    answers. Each kind has a ``request`` of its own, under the name that its clients use."""
 
     stream: bool = False
     model: str | None = None
-    generate_response: TokensResponse | None = None
     generate_chunk: TokensChunk | None = None
     stream_state: msgspec.Raw = ABSENT
-    prompt_tokens: Count | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
-    chat_request: msgspec.Raw = ABSENT
     context: str | None = None
-    """Ours: the digest of a context sent before, in place of ``chat_request`` and ``prompt_token_ids``."""
+    """Ours: the digest of a context sent before, in place of the request and ``prompt_token_ids``."""
 
 
-class CompletionDerender(msgspec.Struct, kw_only=True):
+class OneAnswerDerender(DerenderRequest, kw_only=True):
+    """Of one prompt."""
+
+    generate_response: TokensResponse | None = None
+    prompt_tokens: Count | None = None
+
+
+class ChatDerender(OneAnswerDerender, kw_only=True):
+    request: msgspec.Raw = msgspec.field(default=ABSENT, name="chat_request")
+
+
+class ResponsesDerender(OneAnswerDerender, kw_only=True):
+    """OpenAI's Responses API, ours alone: as chat, with one choice. The request is always needed: the answer
+    repeats it."""
+
+    request: msgspec.Raw = msgspec.field(default=ABSENT, name="responses_request")
+
+
+class MessagesDerender(OneAnswerDerender, kw_only=True):
+    """Anthropic's API, ours alone: as chat."""
+
+    request: msgspec.Raw = msgspec.field(default=ABSENT, name="messages_request")
+
+
+class CompletionDerender(DerenderRequest, kw_only=True):
     """Completions: whole answers come one per prompt. ``prompt_tokens`` and ``prompt_token_ids`` are lists
     per prompt when whole, a number and a list of IDs when streaming."""
 
-    stream: bool = False
-    model: str | None = None
     generate_responses: list[TokensResponse] | None = None
-    generate_chunk: TokensChunk | None = None
-    stream_state: msgspec.Raw = ABSENT
     prompt_tokens: Count | list[Count] | None = None
-    prompt_token_ids: msgspec.Raw = ABSENT
-    completion_request: msgspec.Raw = ABSENT
-    context: str | None = None
-
-
-class ResponsesDerender(msgspec.Struct, kw_only=True):
-    """OpenAI's Responses API, ours alone: as chat, with one choice. ``responses_request`` is always needed:
-    the answer repeats it."""
-
-    stream: bool = False
-    model: str | None = None
-    generate_response: TokensResponse | None = None
-    generate_chunk: TokensChunk | None = None
-    stream_state: msgspec.Raw = ABSENT
-    prompt_tokens: Count | None = None
-    prompt_token_ids: msgspec.Raw = ABSENT
-    responses_request: msgspec.Raw = ABSENT
-    context: str | None = None
-
-
-class MessagesDerender(msgspec.Struct, kw_only=True):
-    """Anthropic's API, ours alone: as chat."""
-
-    stream: bool = False
-    model: str | None = None
-    generate_response: TokensResponse | None = None
-    generate_chunk: TokensChunk | None = None
-    stream_state: msgspec.Raw = ABSENT
-    prompt_tokens: Count | None = None
-    prompt_token_ids: msgspec.Raw = ABSENT
-    messages_request: msgspec.Raw = ABSENT
-    context: str | None = None
+    request: msgspec.Raw = msgspec.field(default=ABSENT, name="completion_request")
 
 
 class StreamStart(msgspec.Struct, gc=False):

@@ -25,14 +25,11 @@ from render_tier.protocol.anthropic import (
 )
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import ApiError, BadRequest
-from render_tier.protocol.messages import check_messages
+from render_tier.protocol.messages import BILLING_HEADER, check_messages
 from render_tier.protocol.request_fields import check_cache_salt
 
 Json = dict[str, Any]
 
-BILLING_HEADER = "x-anthropic-billing-header"
-"""Begins a block that a coding client puts into its system prompt, different in each request: prompts that
-keep it never share a cached prefix."""
 DEFAULT_IMAGE_TYPE = "image/jpeg"
 COPIED_FIELDS = (
     *("temperature", "top_p", "top_k", "watermarking", "cache_salt", "mm_payload"),

@@ -91,6 +91,9 @@ PART_FIELDS = {
     "prompt_embeds": "data",
 }
 """Content part type -> the field that carries it."""
+BILLING_HEADER = "x-anthropic-billing-header"
+"""First line of a coding client's system text. It changes with every request, so prompts that keep it never
+share a cached prefix; it is dropped."""
 MEDIA_FIELDS = (
     "image_url",
     "image_pil",

@@ -33,6 +33,11 @@ OTHER_ITEMS: Final = frozenset(
 Kind = Literal["message", "said", "reasoning", "call", "result"]
 
 
+def flat_name(namespace: str, name: str) -> str:
+    """What a model is told a function of a namespace is called, as in vLLM."""
+    return f"{namespace}__{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class InputItem:
     """``message``: a turn as chat has it, in ``fields``: what is checked of it, and nothing else. The others
@@ -81,7 +86,7 @@ def _check_item(index: int, item: Any) -> InputItem:
             "call",
             text=_text(index, item, "arguments"),
             call_id=_text(index, item, "call_id"),
-            name=f"{namespace}__{name}" if namespace else name,
+            name=flat_name(namespace, name) if namespace else name,
         )
     if kind == "custom_tool_call":
         return InputItem(

@@ -19,9 +19,8 @@ from render_tier.protocol.chat import (
     Tool,
 )
 from render_tier.protocol.request_fields import JsonSchema, ResponseFormat
-from render_tier.protocol.response_items import InputItem
+from render_tier.protocol.response_items import InputItem, flat_name
 from render_tier.protocol.responses_request import (
-    NAMESPACE_SEPARATOR,
     AllowedTools,
     CustomTool,
     FunctionTool,
@@ -95,10 +94,6 @@ def namespaced_names(tools: Sequence[ResponseTool]) -> dict[str, tuple[str, str]
 
 def custom_names(tools: Sequence[ResponseTool]) -> frozenset[str]:
     return frozenset(tool.name for tool in tools if isinstance(tool, CustomTool))
-
-
-def flat_name(namespace: str, name: str) -> str:
-    return f"{namespace}{NAMESPACE_SEPARATOR}{name}"
 
 
 def _functions(tool: ResponseTool) -> Iterator[FunctionDefinition]:

@@ -23,7 +23,6 @@ from render_tier.protocol.response_items import InputItem, check_input
 from render_tier.protocol.validation import invalid, misshapen, validate_as
 
 LOGPROBS: Final = "message.output_text.logprobs"
-NAMESPACE_SEPARATOR: Final = "__"
 HOSTED_TOOLS: Final = frozenset(
     {
         *("file_search", "computer", "computer_use_preview", "web_search", "web_search_2025_08_26", "mcp"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from render_tier.protocol.errors import BadRequest
-from render_tier.protocol.messages import MEDIA_FIELDS
+from render_tier.protocol.messages import BILLING_HEADER, MEDIA_FIELDS
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.settings import ContentFormat
 
@@ -56,9 +56,6 @@ PART_KEYS = frozenset(
     }
 )
 """Keys with a meaning; any other key of a text part is handed to templates that take parts."""
-BILLING_HEADER = "x-anthropic-billing-header"
-"""First line of a coding client's system text. It changes with every request, so prompts that keep it never
-share a cached prefix; it is dropped."""
 
 
 def to_conversation(

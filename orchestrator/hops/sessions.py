@@ -192,6 +192,10 @@ class Link:
         return Unreachable("derender", "the connection to the derender tier was lost", member=self.url)
 
 
+def _silent(base_url: str) -> TimedOut:
+    return TimedOut("derender", "the derender tier does not answer", member=base_url)
+
+
 class SessionPool:
     """The links to all members. A member that refuses the handshake is not asked again for ``recheck``
     seconds. ``clock`` gives seconds."""
@@ -217,6 +221,8 @@ class SessionPool:
         self._links: dict[str, list[Link]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._not_before: dict[str, float] = {}
+        self._silent_at: dict[str, float] = {}
+        """When a member last let an attempt to connect time out."""
 
     def __repr__(self) -> str:
         return f"<SessionPool {[link for links in self._links.values() for link in links]}>"
@@ -226,9 +232,13 @@ class SessionPool:
         ``HopError`` when it cannot be reached."""
         if (free := self._free(base_url)) is not None:
             return free
+        asked = self._clock()
         async with self._locks.setdefault(base_url, asyncio.Lock()):
             if (free := self._free(base_url)) is not None:
                 return free
+            if self._silent_at.get(base_url, asked) > asked:
+                # The attempt that this one waited for was its own as well.
+                raise _silent(base_url)
             if self._clock() < self._not_before.get(base_url, 0.0):
                 return None
             try:
@@ -237,7 +247,8 @@ class SessionPool:
                         "derender", base_url + SESSION_PATH, self._heartbeat
                     )
             except TimeoutError as error:
-                raise TimedOut("derender", "the derender tier does not answer", member=base_url) from error
+                self._silent_at[base_url] = self._clock()
+                raise _silent(base_url) from error
             except NotOffered:
                 self._not_before[base_url] = self._clock() + self._recheck
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from orchestrator.hops.errors import HopError
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.server.run import Run
 
 
-class Leg:
+class Leg(ABC):
     """After ``cancel`` it tells the run nothing."""
 
     kind = "leg"
@@ -39,8 +40,9 @@ class Leg:
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
+    @abstractmethod
     async def carry_out(self) -> None:
-        raise NotImplementedError
+        """Run the hop and post its end to the run."""
 
     def note_failure(self, pool: Pool, error: HopError) -> None:
         """And prefer other members from now on."""

@@ -186,6 +186,30 @@ async def test_a_handshake_that_hangs() -> None:
     await silent.wait_closed()
 
 
+async def test_openings_on_a_member_that_is_silent_fail_together() -> None:
+    """Not one after the other, each with a time-out of its own."""
+    attempts = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    silent = await asyncio.start_server(hang, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with pool_of(echo, connect_timeout=0.1) as (pool, _server):
+        results = await asyncio.gather(*(pool.link(url) for _ in range(20)), return_exceptions=True)
+        assert [type(result) for result in results] == [TimedOut] * 20
+        assert attempts == 1
+        with pytest.raises(TimedOut):
+            await pool.link(url)
+        assert attempts == 2, "who asks later tries again"
+    silent.close()
+    await silent.wait_closed()
+
+
 @pytest.mark.parametrize(
     "reply",
     [

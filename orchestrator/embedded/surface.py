@@ -89,7 +89,9 @@ class EngineSurface:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            raise NotImplementedError(f"no {scope['type']} here")
+            # A WebSocket; closed before it is accepted, which is a 403 on the wire.
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
 
     async def start(self) -> None:
         """Warm up, then open for requests."""

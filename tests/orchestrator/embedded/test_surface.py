@@ -130,6 +130,16 @@ def test_unknown_paths_and_methods(engine: Client) -> None:
     assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
 
 
+def test_a_websocket_is_refused(engine: Client) -> None:
+    handshake = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "Sec-WebSocket-Version": "13",
+    }
+    assert engine.http.get(GENERATE, headers=handshake).status_code == 403
+
+
 @pytest.mark.parametrize("length", [256, 257])
 def test_a_prompt_that_leaves_no_room_is_refused(engine: Client, length: int) -> None:
     status, kind, _, message = error(engine.post(prompt(length)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
+from tests.support.stacks import LEASES, Scripted, becomes_idle, metric
 
 NAME = "smollm2"
 
@@ -52,3 +55,19 @@ def orchestrator(
     options = ("--render", render_tier.url, "--prefill", prefill_engine.url, "--decode", decode_engine.url)
     with orchestrator_server(*options, log_dir=server_logs) as process:
         yield process
+
+
+@pytest.fixture
+def client(orchestrator: ServerProcess, prefill_engine: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{orchestrator.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+        yield client
+    becomes_idle(orchestrator)
+    assert metric(prefill_engine.url, LEASES) == 0
+
+
+@pytest.fixture(scope="module")
+def scripted(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    with ExitStack() as exits:
+        yield Scripted(exits, qwen3_dir, tmp_path_factory.mktemp("scripted"), interval_ms=1)

@@ -16,16 +16,9 @@ import anthropic
 import httpx
 import pytest
 
-from tests.e2e.test_four_hops import (
-    CHAT,
-    LEASES,
-    Scripted,
-    becomes_idle,
-    metric,
-    parts_of_the_script,
-)
 from tests.support.messages_stream import read
 from tests.support.processes import ServerProcess
+from tests.support.stacks import LEASES, Scripted, becomes_idle, metric, parts_of_the_script
 
 ASK: dict[str, Any] = {
     "model": "smollm2",
@@ -65,12 +58,6 @@ def client(orchestrator: ServerProcess, prefill_engine: ServerProcess) -> Iterat
     assert metric(prefill_engine.url, LEASES) == 0
 
 
-@pytest.fixture(scope="module")
-def scripted(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
-    with ExitStack() as exits:
-        yield Scripted(exits, qwen3_dir, tmp_path_factory.mktemp("scripted"), interval_ms=1)
-
-
 @pytest.fixture
 def walker(scripted: Scripted) -> Iterator[anthropic.Anthropic]:
     with connect(scripted.orchestrator) as client:
@@ -86,7 +73,8 @@ def test_whole_equals_streamed_equals_chat(client: anthropic.Anthropic, orchestr
     with client.messages.stream(**ASK) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
-    chat = httpx.post(f"{orchestrator.url}/v1/chat/completions", json=CHAT | {"max_tokens": 24}).json()
+    asked = {name: ASK[name] for name in ("model", "messages", "max_tokens")} | {"temperature": 0}
+    chat = httpx.post(f"{orchestrator.url}/v1/chat/completions", json=asked).json()
     assert "".join(pieces) == whole.content[0].text == chat["choices"][0]["message"]["content"]
     assert len(pieces) > 3
     assert [block.text for block in final.content] == [block.text for block in whole.content]

@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.demo.script import WEATHER_TOOL
-from tests.e2e.test_four_hops import becomes_idle, metric
 from tests.support import messages_stream, response_events
 from tests.support.processes import ServerProcess, engine_server, orchestrator_server, render_tier_server
+from tests.support.stacks import becomes_idle, metric
 
 STREAMS = 12
 """Chat; half as many of Messages, and of Responses, beside them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,12 @@ import openai
 import pytest
 
 from orchestrator.demo.script import WEATHER_TOOL
-from tests.e2e.test_four_hops import LEASES, Scripted, becomes_idle, metric, parts_of_the_script
 from tests.support.processes import ServerProcess
+from tests.support.stacks import Scripted, becomes_idle, parts_of_the_script
 
 ASK: dict[str, Any] = {"model": "smollm2", "input": "What is the capital of France?", "temperature": 0}
 WEATHER: dict[str, Any] = {"type": "function", **WEATHER_TOOL["function"]}
 WALK: dict[str, Any] = {"model": "qwen3", "input": "A walk in Oslo?", "tools": [WEATHER]}
-
-
-@pytest.fixture
-def client(orchestrator: ServerProcess, prefill_engine: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{orchestrator.url}/v1", api_key="none", max_retries=0, timeout=60
-    ) as client:
-        yield client
-    becomes_idle(orchestrator)
-    assert metric(prefill_engine.url, LEASES) == 0
-
-
-@pytest.fixture(scope="module")
-def scripted(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
-    with ExitStack() as exits:
-        yield Scripted(exits, qwen3_dir, tmp_path_factory.mktemp("scripted"), interval_ms=1)
 
 
 # ---- a model's answer --------------------------------------------------------------------------------------

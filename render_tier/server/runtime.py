@@ -50,7 +50,9 @@ class Runtime:
         self._publishing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Open the pools and begin to load; returns at once, so that the process answers while it loads."""
+        """Open the pools and begin to load; returns at once, so that the process answers while it loads. One
+        of several processes returns when it is ready: the others serve meanwhile, and a request that it took
+        now would only be refused."""
         names: tuple[PoolName, ...] = ("render", "derender")
         self.pools = {
             name: WorkPool(
@@ -63,6 +65,8 @@ class Runtime:
             for name in names
         }
         self._loading = asyncio.create_task(self._load())
+        if self._preloaded is not None:
+            await asyncio.wait([self._loading])
         if self.metrics.shared:
             self._publishing = asyncio.create_task(self._publish())
 

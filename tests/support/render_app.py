@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,7 @@ async def app_client(settings: Settings, service: Service) -> tuple[RenderApp, h
     """A ready application and a client that speaks to it."""
     app = create_app(settings, preloaded=service)
     await app.runtime.start()
-    while app.runtime.service is None:
-        assert app.runtime.failure is None, app.runtime.failure
-        await asyncio.sleep(0)
+    assert app.runtime.service is not None, app.runtime.failure
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return app, httpx.AsyncClient(transport=transport, base_url="http://render-tier")
 

@@ -72,7 +72,7 @@ async def served(settings: Settings, service: Service) -> AsyncIterator[Tier]:
     )
     server = DrainingServer(config, app)
     serving = asyncio.create_task(server.serve())
-    while not (server.started and app.runtime.service):
+    while not server.started:
         assert not serving.done(), serving.result()
         await asyncio.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]

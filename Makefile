@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+ENGINE ?= embedded
 # pip and npm may be set up by the user's environment; only what would break a quiet run is silenced.
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NPM_CONFIG_UPDATE_NOTIFIER = false
@@ -40,8 +41,12 @@ test: models ## every test that needs nothing but this machine; ARGS="-k name" g
 fault-campaign: venv ## 5,000 requests with random faults on every hop (minutes); FAULT_SEED=n repeats one
 	FAULT_REQUESTS=$${FAULT_REQUESTS:-5000} $(BIN)/pytest -q -s --no-header tests/faults/test_campaign.py
 
-demo: models-demo ## all four hops on this machine, one chat, and what happened; ARGS=--keep leaves it running
-	@$(BIN)/pd-orchestrator demo $(ARGS)
+demo: models-demo ## all four hops here, a chat, what happened; ENGINE=vllm: real vLLM; ARGS=--keep: leave it running
+ifeq ($(ENGINE),vllm)
+	@VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/pd-orchestrator demo --engine vllm $(ARGS)
+else
+	@$(BIN)/pd-orchestrator demo --engine $(ENGINE) $(ARGS)
+endif
 
 lint: venv ## ruff, formatting, types, import layers
 	$(BIN)/ruff check .

@@ -9,6 +9,8 @@
 # A stamp written last says that it is complete; an environment without stamp is the rest of an interrupted run and is
 # made anew (an environment cannot be built elsewhere and moved in: its scripts hold full paths). A lock keeps two
 # runs apart.
+#
+# Where pip's index has torch for CUDA only, say PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 sources=$here/tests/vllm/env
@@ -53,12 +55,24 @@ if [ ! -f "$stamp" ]; then
   started=$SECONDS
   log=$target.log
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
+  job=
+  trap '[ -z "$job" ] || kill "$job" 2>/dev/null || true; rm -rf "$work"' EXIT
   rm -rf "$target"
-  run() { # run WHAT COMMAND...: quiet; on failure the end of the log is shown
+  run() { # run WHAT COMMAND...: quiet but for a line now and then; on failure the end of the log is shown
     say "  $1"
     shift
-    "$@" >>"$log" 2>&1 </dev/null || { tail -n 25 "$log" >&2; die "failed: $* (whole log: $log)"; }
+    # In the background, so that this shell can tell how far it is; the trap ends it with the shell.
+    "$@" >>"$log" 2>&1 </dev/null 9>&- &
+    job=$!
+    local said=$SECONDS
+    while kill -0 "$job" 2>/dev/null; do
+      sleep 1
+      [ $((SECONDS - said)) -lt 15 ] && continue
+      said=$SECONDS
+      say "    $((SECONDS - started)) s, $(du -sm "$target" 2>/dev/null | cut -f1) MB so far"
+    done
+    wait "$job" || { job=; tail -n 25 "$log" >&2; die "failed: $* (whole log: $log)"; }
+    job=
   }
   : >"$log"
   pip=("$target/bin/python" -m pip --disable-pip-version-check --no-input)

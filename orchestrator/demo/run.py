@@ -17,6 +17,7 @@ from openai import APIError
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from orchestrator.demo import engines
 from orchestrator.demo.chat import ChatRecord, stream_chat
 from orchestrator.demo.metrics import read_totals
 from orchestrator.demo.processes import Child, ProcessFailed, port_is_free, stop_all
@@ -31,12 +32,13 @@ QWEN3_FLAGS = (
 )
 EXAMPLE_PORT = 8000
 EXAMPLE_URL = f"http://127.0.0.1:{EXAMPLE_PORT}"
+ENGINE_WORDS = {"embedded": "the embedded engine", "vllm": "real vLLM engines over NIXL"}
 STYLES = {"reasoning": "dim italic", "content": "", "call": "cyan"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose; see the command's help."""
+    """What the user chose; see the command's help. ``vllm_env``: the first chat runs on vLLM from there."""
 
     model: Path
     scripted_model: Path
@@ -45,6 +47,11 @@ class Options:
     port: int
     ready_timeout: float
     keep: bool
+    vllm_env: Path | None = None
+
+    @property
+    def engine(self) -> str:
+        return "embedded" if self.vllm_env is None else "vllm"
 
 
 def run(options: Options) -> int:
@@ -70,22 +77,28 @@ def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
     scratch = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="pd-demo-")))
     script = scratch / "script.json"
     write_script(options.scripted_model, script, interval_ms=25)
-    real = build_stack("smollm2", options.model, scratch, port=options.port)
-    playing = ("--script", str(script))
-    scripted = build_stack(
-        "qwen3", options.scripted_model, scratch, render_flags=QWEN3_FLAGS, engine_flags=playing
-    )
+    if options.vllm_env is None:
+        pair = engines.embedded(options.model, "smollm2")
+    else:
+        pair = engines.vllm(options.vllm_env, options.model, "smollm2", scratch)
+    real = build_stack("smollm2", options.model, pair, scratch, port=options.port)
+    player = engines.embedded(options.scripted_model, "qwen3", "--script", str(script))
+    scripted = build_stack("qwen3", options.scripted_model, player, scratch, render_flags=QWEN3_FLAGS)
     children = [*real.children, *scripted.children]
     cleanup.callback(stop_all, children)
     _start(console, children, options.ready_timeout)
 
-    console.rule("1. A chat: render → prefill → decode → derender, with real weights", align="left")
+    words = ENGINE_WORDS[options.engine]
+    console.rule(f"1. A chat: render → prefill → decode → derender, real weights on {words}", align="left")
     chat = {"model": real.served, "messages": [{"role": "user", "content": options.prompt}]}
     greedy = {"temperature": 0, "max_tokens": options.max_tokens}
     record, transfer = _chat(console, real, options.prompt, chat | greedy)
     print_report(console, record, transfer)
 
-    console.rule("2. Reasoning and a tool call: a scripted Qwen3 answer, same four hops", align="left")
+    console.rule(
+        "2. Reasoning and a tool call: same four hops, a Qwen3 answer played by the embedded engine",
+        align="left",
+    )
     request = {
         "model": scripted.served,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -96,7 +109,7 @@ def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
     print_message(console, record)
     print_report(console, record, transfer)
 
-    _print_curl(console, real, options.keep)
+    _print_curl(console, real, options)
     if options.keep:
         for child in children:
             console.print(f"  {child.name:24} {child.url}  pid {child.pid}")
@@ -153,19 +166,19 @@ def _chat(
     console.print("\n")
 
     def grown(name: str) -> float:
-        return after[name] - before[name]
+        return after[name] - before.get(name, 0.0)
 
-    return record, Transfer(
-        grown("embedded:kv_bytes_received_total"), grown("embedded:kv_pull_seconds_total")
-    )
+    return record, Transfer(grown(stack.engines.kv_bytes), grown(stack.engines.kv_seconds))
 
 
-def _print_curl(console: Console, stack: Stack, keep: bool) -> None:
+def _print_curl(console: Console, stack: Stack, options: Options) -> None:
     body = {"model": stack.served, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-    if keep:
+    if options.keep:
         url, when = stack.orchestrator.url, "Try it yourself"
     else:
-        url, when = EXAMPLE_URL, f"Run `make demo ARGS='--keep --port {EXAMPLE_PORT}'`, then try it yourself"
+        engine = "" if options.engine == "embedded" else f" ENGINE={options.engine}"
+        again = f"make demo{engine} ARGS='--keep --port {EXAMPLE_PORT}'"
+        url, when = EXAMPLE_URL, f"Run `{again}`, then try it yourself"
     console.rule(when, align="left")
     line = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
     console.print(line + f"-d {shlex.quote(json.dumps(body))}", soft_wrap=True, markup=False)

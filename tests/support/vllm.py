@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.demo import vllm_cpu
 from tests.support.processes import ServerFailed, ServerProcess, free_port
 
 READY_WITHIN = 240.0
@@ -27,16 +28,6 @@ ENGINE_OPTIONS = (
     "--kv-cache-memory-bytes", "1073741824",
 )  # fmt: skip
 
-PAIR_OPTIONS = (
-    "--tokens-only",
-    "--dtype", "float32",
-    "--max-model-len", "2048",
-    "--max-num-seqs", "8",
-    "--enforce-eager",
-    "--kv-cache-memory-bytes", "268435456",
-)  # fmt: skip
-"""Those of the two engines of a pair."""
-
 RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 """Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""
 
@@ -51,20 +42,7 @@ def environment() -> Path:
 
 def process_environment(scratch: Path, threads: int = 2) -> dict[str, str]:
     """Variables for vLLM's processes: so many threads, no network, files under `scratch`."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    return {
-        "PATH": f"{environment() / 'bin'}:{os.environ.get('PATH', '')}",
-        "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "passive",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_SYSTEM_START_DATE": SYSTEM_START_DATE,
-        "VLLM_CACHE_ROOT": str(scratch / "cache"),
-        "TMPDIR": str(scratch),
-    }
+    return vllm_cpu.variables(environment(), scratch, threads) | {"VLLM_SYSTEM_START_DATE": SYSTEM_START_DATE}
 
 
 def server(name: str, *words: str | Path, log_dir: Path, threads: int = 2) -> ServerProcess:
@@ -94,25 +72,15 @@ def engine(model: Path, name: str, *options: str, log_dir: Path, threads: int = 
 
 def pair_engine(model: Path, name: str, role: str, *options: str, log_dir: Path) -> ServerProcess:
     """One side of a pair over NIXL, `role` "prefill" or "decode"; blocks are moved between CPU memories."""
-    transfer = {
-        "kv_connector": "NixlConnector",
-        "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}[role],
-        "kv_buffer_device": "cpu",
-    }
     process = server(
         f"vllm-{role}",
         *("serve", model, "--served-model-name", name),
-        *PAIR_OPTIONS,
-        *("--kv-transfer-config", json.dumps(transfer)),
+        *vllm_cpu.PAIR_OPTIONS,
+        *("--kv-transfer-config", vllm_cpu.transfer_config(role)),
         *options,
         log_dir=log_dir,
     )
-    process.env |= {
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-        # The first logprobs would compile a kernel: a minute on a busy machine, in which the engine stands.
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    process.env |= vllm_cpu.side_channel(free_port())
     return process
 
 

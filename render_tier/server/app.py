@@ -108,6 +108,7 @@ def _small_routes(settings: Settings, runtime: Runtime) -> FastAPI:
             "status": "stopping" if runtime.draining else "saturated" if runtime.saturated else "ready",
             "model": service.assets.served_names[0],
             "fingerprint": service.assets.fingerprint,
+            "vocab_size": service.assets.vocab_size,
         }
 
     @api.get("/version", summary="The render tier's version")

@@ -1,0 +1,103 @@
+"""What members report, read from the bodies that vLLM 0.32 and our own services answer with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.core.capabilities import (
+    NOTHING,
+    Capabilities,
+    Facts,
+    from_abort_route,
+    from_metrics,
+    from_models,
+    from_ready,
+    from_server_info,
+    from_transfer_params,
+    from_version,
+    served_names,
+)
+
+MODELS = json.dumps(
+    {
+        "object": "list",
+        "data": [
+            {"id": "lora", "root": "/loras/a", "parent": "smol", "max_model_len": None},
+            {"id": "smol", "root": "/models/smollm2", "parent": None, "max_model_len": 2048},
+        ],
+    }
+).encode()
+
+CACHE_LINE = (
+    b"# TYPE vllm:cache_config_info gauge\n"
+    b'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",kv_cache_layout="LBNHC",'
+    b'odd="a\\"b}",sliding_window="None"} 1.0\n'
+)
+
+
+def test_models_tell_the_base_model_and_its_window() -> None:
+    assert from_models(MODELS) == Facts(model="/models/smollm2", max_model_len=2048)
+    assert served_names(MODELS) == {"lora", "smol"}
+
+
+def test_metrics_tell_the_cache() -> None:
+    page = b"x 1\n" + CACHE_LINE + b"vllm:num_requests_running 0.0\n"
+    assert from_metrics(page) == Facts(block_size=16, kv_dtype="auto", kv_layout="LBNHC")
+    assert from_metrics(page.replace(b'"LBNHC"', b'"None"')).kv_layout is None
+
+
+def test_only_an_engine_without_tokenizer_has_the_old_abort_route() -> None:
+    assert from_abort_route(405) == Facts(tokens_only=True, structured_outputs=False)
+    assert from_abort_route(404) == NOTHING
+
+
+def test_the_whole_configuration_tells_everything() -> None:
+    info = {
+        "vllm_config": {
+            "model_config": {
+                "model": "m", "revision": "abc", "max_model_len": 4096, "dtype": "torch.float32",
+                "skip_tokenizer_init": True, "unknown": {"deep": [1]},
+            },
+            "cache_config": {"block_size": 128, "cache_dtype": "auto", "kv_cache_layout": "LBNHC"},
+            "parallel_config": {"tensor_parallel_size": 2},
+            "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_producer",
+                                   "kv_connector_extra_config": {"kv_lease_duration": 12}},
+        },
+        "vllm_env": {},
+    }  # fmt: skip
+    facts = from_server_info(json.dumps(info).encode())
+    assert facts == Facts(
+        revision="abc", max_model_len=4096, dtype="float32", tokens_only=True, structured_outputs=False,
+        block_size=128, kv_dtype="auto", kv_layout="LBNHC", tensor_parallel=2, connector="NixlConnector",
+        kv_role="kv_producer", lease_seconds=12.0,
+    )  # fmt: skip
+    info["vllm_config"]["kv_transfer_config"]["kv_connector_extra_config"] = {}  # type: ignore[index]
+    assert from_server_info(json.dumps(info).encode()).lease_seconds == 30.0
+    info["vllm_config"]["kv_transfer_config"] = None
+    assert from_server_info(json.dumps(info).encode()).connector is None
+
+
+def test_ready_version_and_transfer_params() -> None:
+    assert from_ready(b'{"status":"ready","fingerprint":"f","vocab_size":9}') == Facts(
+        tokenizer="f", vocab_size=9
+    )
+    assert from_version(b'{"version":"0.32.0"}') == Facts(version="0.32.0")
+    assert from_transfer_params({"tp_size": 2}).tensor_parallel == 2
+    assert from_transfer_params({"tp_size": True}) == from_transfer_params({}) == NOTHING
+
+
+@pytest.mark.parametrize("read", [from_models, from_version, from_ready, from_server_info, from_metrics])
+@pytest.mark.parametrize("body", [b"", b"null", b"[1]", b'{"data":3}', b"\xff\xfe", b"[" * 100_000])
+def test_what_cannot_be_read_reports_nothing(read, body: bytes) -> None:  # type: ignore[no-untyped-def]
+    assert read(body) == NOTHING
+
+
+def test_a_report_counts_for_more_than_a_declaration_and_says_so() -> None:
+    known = Capabilities(Facts(block_size=16), Facts(block_size=32, vocab_size=9))
+    assert known.known == Facts(block_size=16, vocab_size=9)
+    assert known.as_json() == {
+        "vocab_size": {"value": 9, "verified": False},
+        "block_size": {"value": 16, "verified": True},
+    }

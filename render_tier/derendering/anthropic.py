@@ -9,7 +9,6 @@ same ones on any replica. A signature proves nothing: clients must have one to g
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
@@ -152,10 +151,7 @@ class BlockWriter:
         self.events.append(BlockDelta(index, delta))
 
     def _signature(self) -> str:
-        key = self._context.digest
-        digest = hashlib.blake2b(self._request_id.encode(errors="surrogatepass"), key=key, digest_size=16)
-        digest.update(f"/thinking/{self._progress.blocks - 1}".encode())
-        return digest.hexdigest()
+        return self._context.derived_id(self._request_id, f"/thinking/{self._progress.blocks - 1}")
 
 
 def message_start(request_id: str, model: str, usage: MessageUsage) -> MessageStart:
@@ -225,8 +221,7 @@ def message_usage(
     prompt_tokens: int, output_tokens: int, engine: GenerateUsage | None, thinking_tokens: int | None
 ) -> MessageUsage:
     """``engine``: for the cached prompt tokens. ``thinking_tokens`` None: no reasoning parser counts them."""
-    details = engine.prompt_tokens_details if engine is not None else None
-    cached = details.cached_tokens if details is not None else None
+    cached = engine.cached_tokens if engine is not None else None
     return MessageUsage(
         input_tokens=max(prompt_tokens - (cached or 0), 0),
         cache_read_input_tokens=UNSET if cached is None else cached,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -34,19 +33,17 @@ def call_id(
     prefix: str = "chatcmpl-tool-",
 ) -> str:
     """The ID of a call: the one that the model wrote, for families that have them, with its number put right
-    where that counts the calls of the conversation (else two could have the same ID); else one that is the
-    same whenever the same chunk is derendered and never shared by two requests. Of a length without
-    ``prefix`` for families that read no other."""
+    where that counts the calls of the conversation (else two could have the same ID); else a derived one, of
+    a length without ``prefix`` for families that read no other."""
     if written and context.calls_before is not None:
         name = _NUMBER.sub("", written).removeprefix("functions.")
         return f"functions.{name}:{context.calls_before + call}"
     if written:
         return written
-    digest = hashlib.blake2b(request_id.encode(errors="surrogatepass"), key=context.digest, digest_size=8)
-    digest.update(f"/{choice}/{call}".encode())
+    derived = context.derived_id(request_id, f"/{choice}/{call}", size=8)
     if context.call_id_length is not None:
-        return digest.hexdigest()[: context.call_id_length]
-    return prefix + digest.hexdigest()
+        return derived[: context.call_id_length]
+    return prefix + derived
 
 
 def shown_call(context: Context, index: int) -> bool:

@@ -80,6 +80,14 @@ class Context:
     def machine(self) -> Machine:
         return Machine(self.grammar, self.options, self.prompt)
 
+    def derived_id(self, request_id: str, place: str, size: int = 16) -> str:
+        """Names what stands at ``place`` of the answer, in ``size`` bytes of hexadecimal: the same on any
+        replica and whenever the same chunk is derendered, and never shared by two requests."""
+        request = request_id.encode(errors="surrogatepass")
+        digest = hashlib.blake2b(request, key=self.digest, digest_size=size)
+        digest.update(place.encode())
+        return digest.hexdigest()
+
 
 def number_of(call_id: str) -> int:
     """The number in an ID of a family that numbers its calls; -1: none."""

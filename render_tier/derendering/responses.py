@@ -9,7 +9,6 @@ What is said about an item at its end is kept while it is open; its text is not 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from functools import partial
@@ -308,10 +307,8 @@ class ItemWriter:
         """(index, id) of the open item."""
         progress = self._progress
         index = progress.items - 1
-        request = self._request_id.encode(errors="surrogatepass")
-        digest = hashlib.blake2b(request, key=self._context.digest, digest_size=16)
-        digest.update(f"/item/{index}".encode())
-        return index, f"{PREFIXES[progress.open]}_{digest.hexdigest()}"
+        derived = self._context.derived_id(self._request_id, f"/item/{index}")
+        return index, f"{PREFIXES[progress.open]}_{derived}"
 
     def _number(self) -> int:
         number = self._progress.events
@@ -399,8 +396,7 @@ def response_usage(
     input_tokens: int, output_tokens: int, engine: GenerateUsage | None, reasoning_tokens: int
 ) -> ResponseUsage:
     """``engine``: for the cached input tokens; 0 where nobody reported them."""
-    details = engine.prompt_tokens_details if engine is not None else None
-    cached = details.cached_tokens if details is not None else None
+    cached = engine.cached_tokens if engine is not None else None
     return ResponseUsage(
         input_tokens,
         InputDetails(cached or 0),

@@ -25,8 +25,8 @@ def summed(responses: Sequence[TokensResponse]) -> GenerateUsage | None:
     """The cached prompt tokens of all answers, when every engine reported them."""
     cached = 0
     for response in responses:
-        details = response.usage.prompt_tokens_details if response.usage is not None else None
-        if details is None or details.cached_tokens is None:
+        reported = response.usage.cached_tokens if response.usage is not None else None
+        if reported is None:
             return None
-        cached += details.cached_tokens
+        cached += reported
     return GenerateUsage(prompt_tokens_details=PromptTokensDetails(cached))

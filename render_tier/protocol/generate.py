@@ -145,6 +145,11 @@ class GenerateUsage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: dict[str, int] | None = None
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt; None when the engine does not report them."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
+
 
 class GenerateChoice(msgspec.Struct, kw_only=True):
     """``token_ids`` include the stop or EOS token. ``stop_reason`` is a stop string, a stop token ID or

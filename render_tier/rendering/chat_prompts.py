@@ -23,7 +23,7 @@ from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
 from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
-from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers
+from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens
 from render_tier.rendering.request_checks import has_media
 from render_tier.rendering.settings import ContentFormat, RenderSettings
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
@@ -183,6 +183,8 @@ class ChatPrompts:
         """``is_cut``: the prompt may be longer than the context."""
         tools = self._template_tools(request)
         if not is_cut:
+            # The libraries take their time for every message, however little it says.
+            self._encoder.check_fits(least_tokens(request.messages, native.message_tokens), exact=False)
             self._encoder.check_chars(sum(map(len, texts_of([request.messages, tools]))))
         return native.prompt(request, kwargs, tools)
 

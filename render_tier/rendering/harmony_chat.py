@@ -53,6 +53,7 @@ class HarmonyChat:
 
     cuts_to_fit = False
     joins_parts = False
+    message_tokens = 4  # <|start|>, a role, <|message|>, <|end|>
 
     def __init__(
         self,

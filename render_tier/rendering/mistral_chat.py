@@ -38,6 +38,7 @@ class MistralChat:
 
     cuts_to_fit = True
     joins_parts = True
+    message_tokens = 1
 
     def __init__(
         self,

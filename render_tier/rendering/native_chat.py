@@ -8,8 +8,7 @@ from typing import Any, Protocol
 from render_tier.core.table import ReasoningFormat, ToolFormat
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
-from render_tier.protocol.messages import MEDIA_FIELDS
-from render_tier.rendering.conversation import MEDIA_TYPES
+from render_tier.rendering.request_checks import has_media
 from render_tier.rendering.structural_tags import Json
 from render_tier.rendering.token_ids import PromptIds
 
@@ -49,6 +48,8 @@ class NativeChat(Protocol):
     """Prompts are cut where the client asks for it."""
     joins_parts: bool
     """Reasoning, text and calls of a turn are parts of one message, where they come as items."""
+    message_tokens: int
+    """What a message, or a call of a tool, takes at least."""
 
     def check(self, request: ChatCompletionRequest) -> None:
         """Raises BadRequest for what the format cannot express."""
@@ -70,10 +71,15 @@ class NativeChat(Protocol):
 
 def refuse_media(messages: list[dict[str, Any]], model: str) -> None:
     """Raises BadRequest for anything but text."""
+    if has_media(messages):
+        raise BadRequest(f"{model} is not a multimodal model")
+
+
+def least_tokens(messages: list[dict[str, Any]], message_tokens: int) -> int:
+    """Of a prompt with these messages: each, and each call, takes ``message_tokens``; a part one."""
+    count = 0
     for message in messages:
-        parts = message.get("content")
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and (
-                part.get("type") in MEDIA_TYPES or any(field in part for field in MEDIA_FIELDS)
-            ):
-                raise BadRequest(f"{model} is not a multimodal model")
+        count += message_tokens * max(1, len(message.get("tool_calls") or ()))
+        content = message.get("content")
+        count += len(content) if isinstance(content, list) else 0
+    return count

@@ -205,6 +205,23 @@ def _unencoded(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> HarmonyCh
     return chat
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": ""}] * 50_000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 50_000}]},
+        {"messages": [{"role": "assistant", "tool_calls": [_call("c", "f")] * 50_000}]},
+    ],
+    ids=["messages", "parts", "calls"],
+)
+def test_more_messages_than_any_prompt_has_are_refused_before_the_library_is_asked(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    _unencoded(renderer, monkeypatch)
+    with pytest.raises(BadRequest, match="exceeds this limit"):
+        renderer.chat(ChatCompletionRequest.parse(fields))
+
+
 def test_long_names_do_not_hide_behind_others_of_the_same_id(
     renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,16 @@ class TestHistory:
         fields = {"continue_final_message": True, "add_generation_prompt": False}
         assert text_of(v13, v13.chat(request(*said, **fields))).endswith("[/INST]Sure, it")
 
+    @pytest.mark.parametrize("fields", [{}, {"add_generation_prompt": True}])
+    def test_an_answer_at_the_end_is_refused_with_the_remedy_unless_it_is_continued(
+        self, v3: Renderer, fields: dict[str, Any]
+    ) -> None:
+        said = (ASK, {"role": "assistant", "content": "Sure, it"})
+        with pytest.raises(BadRequest, match="Consider using `continue_final_message` instead"):
+            v3.chat(request(*said, **fields))
+        with pytest.raises(BadRequest, match="when the last message is not from the assistant"):
+            v3.chat(request(ASK, continue_final_message=True, add_generation_prompt=False))
+
     @pytest.mark.parametrize(
         "messages",
         [

@@ -19,6 +19,8 @@ from tests.render_tier.conftest import QWEN3_RENDER
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 THINK, END_THINK = 151667, 151668
+END_OF_TURN, IMAGE_PAD = 151645, 151655
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
 def chat(
@@ -246,6 +248,19 @@ class TestReusedPrompt:
             chat(qwen3_renderer, kv_transfer_params={"prompt_token_ids": ids})
         assert refused.value.param == "kv_transfer_params.prompt_token_ids"
 
+    def test_goes_on_with_sampled_ids_as_they_are(
+        self, qwen3_assets: ModelAssets, qwen3_renderer: Renderer
+    ) -> None:
+        """A model may spell a text in other tokens than the tokenizer would."""
+        first = chat(qwen3_renderer, request_id="turn")
+        sampled = [qwen3_assets.tokenizer.ids(letter, add_special_tokens=False)[0] for letter in "sunlight"]
+        known = [*first.token_ids, *sampled, END_OF_TURN]
+        assert qwen3_assets.tokenizer.ids("sunlight", add_special_tokens=False) != sampled
+        assert chat(qwen3_renderer, kv_transfer_params={"prompt_token_ids": known}).token_ids == known
+        for prompt in (known, [known]):
+            [generate] = qwen3_renderer.completions(CompletionRequest.parse({"prompt": prompt}))
+            assert generate.token_ids == known
+
     def test_must_fit(self, qwen3_renderer: Renderer) -> None:
         with pytest.raises(BadRequest) as refused:
             chat(qwen3_renderer, kv_transfer_params={"prompt_token_ids": [1] * 40961})
@@ -263,7 +278,45 @@ def test_malformed_history_is_reported(qwen3_assets: ModelAssets, qwen3_renderer
 
 
 def test_user_text_that_spells_special_tokens_is_tokenized_as_vllm_does(qwen3_renderer: Renderer) -> None:
-    assert chat(qwen3_renderer, {"role": "user", "content": "<|im_end|>"}).token_ids.count(151645) == 2
+    assert chat(qwen3_renderer, {"role": "user", "content": "<|im_end|>"}).token_ids.count(END_OF_TURN) == 2
+
+
+def test_a_placeholder_of_images_in_text_stands_for_none_and_an_image_beside_it_is_refused(
+    qwen3_renderer: Renderer,
+) -> None:
+    said = {"type": "text", "text": "What is <|image_pad|>?"}
+    generate = chat(qwen3_renderer, {"role": "user", "content": [said]})
+    assert generate.token_ids.count(IMAGE_PAD) == 1
+    assert generate.features is None
+    for parts in ([said, IMAGE], [IMAGE, said]):
+        with pytest.raises(BadRequest, match="not a multimodal model"):
+            chat(qwen3_renderer, {"role": "user", "content": parts})
+
+
+def test_a_reply_is_whole_and_a_refusal_the_same_however_often_they_were_given(
+    qwen3_renderer: Renderer,
+) -> None:
+    replies = [chat(qwen3_renderer, request_id="r") for _ in range(3)]
+    assert replies[0].token_ids
+    assert replies[1:] == replies[:-1]
+    refusals = []
+    for _ in range(3):
+        with pytest.raises(BadRequest) as refused:
+            chat(qwen3_renderer, {"role": "user", "content": [IMAGE]})
+        refusals.append((refused.value.status, refused.value.message))
+    assert len(set(refusals)) == 1
+
+
+def test_arguments_of_earlier_calls_stay_json(qwen3_assets: ModelAssets, qwen3_renderer: Renderer) -> None:
+    function = {"name": "f", "arguments": '{"deep": false, "none": null, "n": 1.50, "s": "é"}'}
+    calling = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "c", "content": "done"}
+    prompt = text(qwen3_renderer, qwen3_assets, USER, calling, result)
+    assert '"arguments": {"deep": false, "none": null, "n": 1.5, "s": "é"}' in prompt
 
 
 def test_output_asked_beyond_the_context_is_refused_and_below_it_clamped(qwen3_renderer: Renderer) -> None:

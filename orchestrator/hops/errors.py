@@ -2,8 +2,9 @@
 and whether the same leg may be sent again.
 
 An engine's 4xx is the client's own error and keeps its status, type, message and param, unless it is about
-something that the client did not send. Anything else an engine says is logged by the caller (``detail``) and
-not relayed: it describes our inside, not the client's request.
+something that the client did not send; what its message says of our inside is taken out. Anything else an
+engine says is logged by the caller (``detail``) and not relayed: it describes our inside, not the client's
+request.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from orchestrator.core.redaction import public_message, public_param, public_type
 from render_tier.protocol.errors import (
     STATUS_TYPES,
     ApiError,
@@ -117,6 +119,8 @@ class NoMembers(HopError, Unavailable):
     member_fault = False
 
 
+ENGINES = ("prefill", "decode")
+
 OUR_FAULT = frozenset({401, 403, 405, 407, 408, 411, 415, 426, 431})
 """4xx that speak about how we asked (credentials, method, framing), not about what the client asked for."""
 
@@ -131,7 +135,7 @@ OWN_WORDS = ("kv_transfer_params", "ec_transfer_params", "do_remote_prefill", "d
 
 
 def _is_about_ours(hop: HopName, error: ErrorInfo) -> bool:
-    if hop not in ("prefill", "decode"):
+    if hop not in ENGINES:
         return False
     if error.param is not None:
         return not OWN_FIELDS.isdisjoint(error.param.split("."))
@@ -158,6 +162,8 @@ def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
             return Misconfigured(hop, f"the {hop} tier is not configured properly",
                                  retry_safe=hop == "prefill", detail=detail, member=member)  # fmt: skip
         if info is not None:
+            if hop in ENGINES:
+                info = _public(info)
             kind = info.type or STATUS_TYPES.get(status, "BadRequestError")
             return Refused(hop, info.message, status=status, type=kind, param=info.param,
                            detail=detail, member=member)  # fmt: skip
@@ -166,6 +172,12 @@ def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
     safe = status in (502, 504) or hop in ("render", "derender", "decode")
     return Failed(
         hop, f"the {hop} hop failed", retry_safe=safe, detail=f"HTTP {status}: {detail}", member=member
+    )
+
+
+def _public(error: ErrorInfo) -> ErrorInfo:
+    return ErrorInfo(
+        public_message(error.message), public_type(error.type), public_param(error.param), error.code
     )
 
 

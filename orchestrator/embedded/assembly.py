@@ -11,6 +11,7 @@ from orchestrator.embedded.model_backend import ModelBackend
 from orchestrator.embedded.requests import EngineLimits, Role
 from orchestrator.embedded.script_backend import ScriptBackend
 from orchestrator.embedded.surface import EngineSurface, SurfaceSettings
+from orchestrator.embedded.transfer_protocol import Transfer
 from orchestrator.embedded.transfer_server import TransferServerSettings
 from orchestrator.embedded.weights import ModelError, read_json
 
@@ -31,6 +32,7 @@ class EngineOptions:
     max_logprobs: int = 20
     engine: EngineSettings = field(default_factory=EngineSettings)
     transfer: TransferServerSettings = field(default_factory=TransferServerSettings)
+    transfer_over: Transfer = "socket"
     advertised_host: str | None = None
     max_body_bytes: int = 16 << 20
 
@@ -43,7 +45,7 @@ def available_cores() -> int:
 
 
 def build_surface(options: EngineOptions) -> EngineSurface:
-    """Load the model or script. Raises ModelError or ScriptError."""
+    """Load the model or script. Raises ModelError, ScriptError or NixlError."""
     settings = options.engine
     own_length = read_json(options.model / "config.json").get("max_position_embeddings")
     if not isinstance(own_length, int):
@@ -85,6 +87,7 @@ def build_surface(options: EngineOptions) -> EngineSurface:
         SurfaceSettings(
             root=str(options.model),
             transfer=options.transfer,
+            transfer_over=options.transfer_over,
             advertised_host=options.advertised_host,
             max_body_bytes=options.max_body_bytes,
         ),

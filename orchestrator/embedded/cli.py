@@ -16,6 +16,11 @@ class EngineRole(StrEnum):
     both = "both"
 
 
+class TransferKind(StrEnum):
+    socket = "socket"
+    nixl = "nixl"
+
+
 class LogLevel(StrEnum):
     critical = "critical"
     error = "error"
@@ -48,6 +53,10 @@ def engine(
     lease_seconds: Annotated[
         float, typer.Option(min=0.05, help="How long prefilled KV is kept without a heartbeat.")
     ] = 30.0,
+    transfer: Annotated[
+        TransferKind,
+        typer.Option(help="How KV is pulled: over a socket, or NIXL where installed."),
+    ] = TransferKind.socket,
     transfer_host: Annotated[str, typer.Option(help="Address of the KV transfer port.")] = "127.0.0.1",
     transfer_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
     transfer_advertise_host: Annotated[
@@ -69,6 +78,7 @@ def engine(
     """Serve a tokens-only engine on the CPU: a real small model, or a script."""
     from orchestrator.embedded.assembly import EngineOptions, build_surface
     from orchestrator.embedded.engine import EngineSettings
+    from orchestrator.embedded.nixl_memory import NixlError
     from orchestrator.embedded.script_backend import ScriptError
     from orchestrator.embedded.serving import EngineServer
     from orchestrator.embedded.transfer_server import TransferServerSettings
@@ -97,12 +107,13 @@ def engine(
         transfer=TransferServerSettings(
             host=transfer_host, port=transfer_port, limits=WireLimits(transfer_seconds=transfer_timeout)
         ),
+        transfer_over=transfer.value,
         advertised_host=transfer_advertise_host,
         max_body_bytes=max_body_bytes,
     )
     try:
         surface = build_surface(options)
-    except (ModelError, ScriptError) as error:
+    except (ModelError, ScriptError, NixlError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     server = EngineServer(surface, host=host, port=port, log_level=log_level.value, grace=shutdown_seconds)

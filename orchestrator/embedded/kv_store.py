@@ -43,6 +43,22 @@ class KVLayout:
         )
 
 
+@dataclass(frozen=True)
+class Place:
+    """A ``KVStore`` in its process: addresses of first block and first state, and the number of blocks."""
+
+    data: int
+    states: int
+    blocks: int
+
+    def regions(self, layout: KVLayout) -> list[tuple[int, int]]:
+        """Address and bytes of all blocks and of all states."""
+        return [
+            (self.data, self.blocks * layout.bytes_per_block),
+            (self.states, self.blocks * layout.state * 4),
+        ]
+
+
 def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Split a block list into ascending runs ``(first, end)``, in order."""
     start = 0
@@ -76,6 +92,10 @@ class KVStore:
         shape = (layout.layers, 2, layout.kv_heads, blocks, layout.block_size, layout.head_dim)
         self._data: FloatArray = reserve(layout.bytes_per_block // 4 * blocks).reshape(shape)
         self._states: FloatArray = reserve(layout.state * blocks).reshape(blocks, layout.state)
+
+    def place(self) -> Place:
+        """Where it lies in this process, for transfers that read memory."""
+        return Place(self._data.ctypes.data, self._states.ctypes.data, self.blocks)
 
     def sequence(self, blocks: Sequence[int], tokens: int) -> SequenceKV:
         """The KV of the first ``tokens`` positions of the sequence that has these blocks."""

@@ -9,12 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from orchestrator.embedded.engine import Engine
+from orchestrator.embedded.nixl_memory import NixlMemory
 
 
 class EngineCollector(Collector):
     """Reads the engine's own counters when scraped."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, nixl: NixlMemory | None) -> None:
+        self._nixl = nixl
         self._engine = engine
         self._model = model
 
@@ -59,6 +61,12 @@ class EngineCollector(Collector):
         yield self._counter(
             "embedded:kv_bytes_received", "KV bytes pulled from prefill engines.", totals.kv_bytes_received
         )
+        if self._nixl is not None:
+            yield self._counter(
+                "embedded:nixl_bytes_read",
+                "Those of the received that NIXL read from prefill engines' memory.",
+                self._nixl.bytes_read,
+            )
         yield self._counter("embedded:kv_transfers", "KV transfers received.", totals.transfers_received)
         yield self._counter(
             "embedded:kv_pull_seconds", "Time that received KV took to arrive.", totals.transfer_seconds
@@ -77,9 +85,10 @@ class EngineCollector(Collector):
         return family
 
 
-def registry(engine: Engine, model: str) -> CollectorRegistry:
+def registry(engine: Engine, model: str, nixl: NixlMemory | None) -> CollectorRegistry:
+    """``nixl``: the engine's memory on NIXL, if it uses that."""
     result = CollectorRegistry()
-    result.register(EngineCollector(engine, model))
+    result.register(EngineCollector(engine, model, nixl))
     return result
 
 

@@ -27,6 +27,7 @@ from orchestrator.embedded.engine import (
     Started,
     Token,
 )
+from orchestrator.embedded.nixl_memory import NixlMemory
 from orchestrator.embedded.replies import ABORTED, Choice, Stream, error_frames, whole
 from orchestrator.embedded.requests import GenerateCall, RemoteKV
 from orchestrator.embedded.scheduler import QueueFull, TooLarge
@@ -58,8 +59,10 @@ class Session:
         limits: WireLimits,
         call: GenerateCall,
         request_id: str,
+        nixl: NixlMemory | None,
     ) -> None:
         self.request_id = request_id
+        self._nixl = nixl
         self.job_id = f"{request_id}-{secrets.token_hex(8)}"
         self._engine = engine
         self._identity = identity
@@ -195,12 +198,13 @@ class Session:
             block_ids=list(remote.block_ids),
             tokens=len(self._call.prompt),
             prompt_digest=prompt_digest(self._call.prompt),
+            transfer="socket" if self._nixl is None else "nixl",
         )
         async with await Pull.claim(remote.host, remote.port, hello, self._limits) as pull:
             self._submit()
             event = await self._queued(pull)
             if isinstance(event, LoadNow):
-                outcome = await self._load(pull, event.blocks)
+                outcome = await self._load(pull, remote, event.blocks)
                 if outcome is Loaded.REJECTED:
                     raise KVTransferError(
                         "The KV that arrived is not that of the prompt.", param="kv_transfer_params"
@@ -218,7 +222,7 @@ class Session:
             except TimeoutError:
                 await pull.heartbeat()
 
-    async def _load(self, pull: Pull, blocks: tuple[int, ...]) -> Loaded:
+    async def _load(self, pull: Pull, remote: RemoteKV, blocks: tuple[int, ...]) -> Loaded:
         complete, outcome = False, Loaded.REJECTED
         began = time.monotonic()
         try:
@@ -228,7 +232,10 @@ class Session:
                     f"{self._engine.bytes_of(blocks)} were expected.",
                     param="kv_transfer_params",
                 )
-            await pull.pull(self._engine.buffers(blocks))
+            if self._nixl is None:
+                await pull.pull(self._engine.buffers(blocks))
+            else:
+                await pull.read(self._nixl, remote.block_ids, blocks)
             complete = True
         finally:
             took = time.monotonic() - began

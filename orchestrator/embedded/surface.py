@@ -16,9 +16,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.embedded.engine import Engine
 from orchestrator.embedded.metrics import exposition, registry
+from orchestrator.embedded.nixl_memory import NixlError, NixlMemory
 from orchestrator.embedded.requests import EngineLimits, GenerateCall, parse_generate
+from orchestrator.embedded.server_info import server_info
 from orchestrator.embedded.session import EngineIdentity, Session
-from orchestrator.embedded.transfer_protocol import compatibility
+from orchestrator.embedded.transfer_protocol import Transfer, compatibility
 from orchestrator.embedded.transfer_server import TransferServer, TransferServerSettings
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.protocol.validation import SHAPE_ERROR, decode_object
@@ -36,10 +38,13 @@ MAX_ABORT_IDS: Final = 10_000
 
 @dataclass(frozen=True)
 class SurfaceSettings:
-    """``advertised_host``: where decode engines reach the transfer port, if not at the bound address."""
+    """``advertised_host``: where decode engines reach the transfer port, if not at the bound address.
+    ``transfer_over``: how this engine pulls KV. With "nixl" its own can be read over NIXL too; over a socket
+    it can be had in any case."""
 
     root: str
     transfer: TransferServerSettings = field(default_factory=TransferServerSettings)
+    transfer_over: Transfer = "socket"
     advertised_host: str | None = None
     max_body_bytes: int = 16 << 20
 
@@ -58,7 +63,15 @@ class EngineSurface:
         self._settings = settings
         self._created = int(time.time())
         self._version_body = msgspec.json.encode({"version": importlib.metadata.version("disagg-frontend")})
-        self._metrics = registry(engine, limits.served_names[0])
+        self._info_body = msgspec.json.encode(server_info(engine, limits, settings.root))
+        self._nixl: NixlMemory | None = None
+        if settings.transfer_over == "nixl":
+            self._nixl = NixlMemory(
+                self.engine_id,
+                engine.backend.store,
+                transfer_seconds=settings.transfer.limits.transfer_seconds,
+            )
+        self._metrics = registry(engine, limits.served_names[0], self._nixl)
         self._sessions: dict[str, set[Session]] = {}
         self._compatibility = compatibility(
             engine.backend.fingerprint,
@@ -72,6 +85,7 @@ class EngineSurface:
             engine_id=self.engine_id,
             compatibility=self._compatibility,
             lease_seconds=engine.settings.lease_seconds,
+            nixl=self._nixl,
         )
         self._routes: dict[str, dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
             "/inference/v1/generate": {"POST": self._generate},
@@ -81,6 +95,7 @@ class EngineSurface:
             "/metrics": {"GET": self._expose},
             "/v1/models": {"GET": self._models},
             "/version": {"GET": self._version},
+            "/server_info": {"GET": self._server_info},
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,14 +109,18 @@ class EngineSurface:
             await send({"type": "websocket.close", "code": 1000})
 
     async def start(self) -> None:
-        """Warm up, then open for requests."""
+        """Warm up, then open for requests. Raises OSError or NixlError."""
         await asyncio.to_thread(self.engine.backend.warm_up)
+        if self._nixl is not None:
+            await self._nixl.open()
         self.engine.start()
         await self.transfer.start()
 
     async def stop(self) -> None:
         await self.transfer.stop()
         await asyncio.to_thread(self.engine.stop)
+        if self._nixl is not None:
+            await self._nixl.close()
 
     def abort_all(self) -> None:
         """Every request under way ends as if it had been aborted."""
@@ -113,10 +132,9 @@ class EngineSurface:
         await receive()
         try:
             await self.start()
-        except OSError as error:
-            await send(
-                {"type": "lifespan.startup.failed", "message": f"cannot open the transfer port: {error}"}
-            )
+        except (OSError, NixlError) as error:
+            what = "" if isinstance(error, NixlError) else "cannot open the transfer port: "
+            await send({"type": "lifespan.startup.failed", "message": f"{what}{error}"})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -162,7 +180,8 @@ class EngineSurface:
             self.transfer.port,
             self._compatibility,
         )
-        session = Session(self.engine, identity, self._settings.transfer.limits, call, request_id)
+        limits = self._settings.transfer.limits
+        session = Session(self.engine, identity, limits, call, request_id, self._nixl)
         self._sessions.setdefault(request_id, set()).add(session)
         try:
             async with session:
@@ -199,6 +218,9 @@ class EngineSurface:
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _respond(send, 200, self._version_body)
+
+    async def _server_info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _respond(send, 200, self._info_body)
 
     async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
         cards = [self._card(name) for name in self._limits.served_names]

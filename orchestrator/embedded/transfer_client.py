@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from orchestrator.embedded.transfer_protocol import Accept, Hello, Kind, ProtocolError, Refuse, decode_message
+from orchestrator.embedded.nixl_memory import NixlError, NixlMemory
+from orchestrator.embedded.transfer_protocol import (
+    Accept,
+    Hello,
+    Kind,
+    Memory,
+    ProtocolError,
+    Refuse,
+    decode_message,
+)
 from orchestrator.embedded.transfer_wire import Wire, WireLimits
 from render_tier.protocol.errors import ApiError
 
@@ -64,14 +73,33 @@ class Pull:
     async def pull(self, buffers: Iterable[memoryview]) -> None:
         """Fill the buffers, which must add up to ``bytes``. Raises KVTransferError."""
         try:
-            await self._wire.send(Kind.PULL)
-            kind, body = await self._wire.expect(Kind.DATA, Kind.REFUSE)
-            if kind is Kind.REFUSE:
-                raise refused(self._peer, decode_message(body, Refuse))
+            await self._begin(Kind.DATA)
             await self._wire.receive_buffers(buffers)
             await self._wire.send(Kind.DONE)
         except (OSError, TimeoutError, ProtocolError) as error:
             raise unreachable(self._peer, error) from error
+        self._close()
+
+    async def read(self, nixl: NixlMemory, theirs: Sequence[int], mine: Sequence[int]) -> None:
+        """Fill the blocks ``mine`` from the peer's ``theirs`` over NIXL. Raises KVTransferError. Nothing is
+        written to the blocks after it has returned."""
+        try:
+            memory = decode_message(await self._begin(Kind.MEMORY), Memory)
+            await nixl.read(memory, theirs, mine)
+            await self._wire.send(Kind.DONE)
+            await self._wire.expect(Kind.DONE)
+        except (OSError, TimeoutError, ProtocolError, NixlError) as error:
+            raise unreachable(self._peer, error) from error
+        self._close()
+
+    async def _begin(self, expected: Kind) -> bytes:
+        await self._wire.send(Kind.PULL)
+        kind, body = await self._wire.expect(expected, Kind.REFUSE)
+        if kind is Kind.REFUSE:
+            raise refused(self._peer, decode_message(body, Refuse))
+        return body
+
+    def _close(self) -> None:
         self._open = False
         self._wire.close()
 
@@ -86,8 +114,7 @@ class Pull:
     ) -> None:
         # Closing the connection is what gives the lease up.
         if self._open:
-            self._open = False
-            self._wire.close()
+            self._close()
 
 
 def refused(peer: str, refuse: Refuse) -> KVTransferError:

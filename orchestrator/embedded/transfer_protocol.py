@@ -1,13 +1,22 @@
-"""KV transfer protocol, version 2: frames and messages. Pure: bytes in, values out.
+"""KV transfer protocol, version 3: frames and messages. Pure: bytes in, values out.
 
 A decode engine (D) opens one TCP connection to the prefill engine (P) for each request:
 
-    D → P  HELLO      version, compatibility, engine id, request id, block ids, token count, prompt digest
+    D → P  HELLO      version, compatibility, engine id, request id, block ids, token count, prompt digest,
+                      how the blocks shall travel
     P → D  ACCEPT     bytes to come, lease seconds          or REFUSE reason, message (P closes)
     D → P  HEARTBEAT  while the request is queued on D      P → D HEARTBEAT, or REFUSE if the lease has ended
     D → P  PULL       D has allocated blocks
     P → D  DATA       the prompt's bytes in the order of ``KVStore.buffers``
     D → P  DONE       everything has arrived: P frees the blocks
+
+When the blocks travel over NIXL, the last two are
+
+    P → D  MEMORY     NIXL agent, addresses; D reads the blocks out of P's memory
+    D → P  DONE       everything has been read
+    P → D  DONE       and was held until now: P frees the blocks
+
+without which D could have read what P had given to another request meanwhile.
 
 D gives a claim up by closing the connection.
 
@@ -22,11 +31,11 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER: Final = struct.Struct("!B3xI")
 
 
@@ -38,6 +47,11 @@ class Kind(IntEnum):
     PULL = 5
     DATA = 6
     DONE = 7
+    MEMORY = 8
+
+
+Transfer = Literal["socket", "nixl"]
+"""How blocks travel: as DATA on this connection, or read out of the prefill engine's memory."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -48,11 +62,21 @@ class Hello(msgspec.Struct, frozen=True):
     block_ids: list[int]
     tokens: int
     prompt_digest: str
+    transfer: Transfer = "socket"
 
 
 class Accept(msgspec.Struct, frozen=True):
     bytes: int
     lease_seconds: float
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """``agent``: metadata of P's NIXL agent. ``data``, ``states``, ``blocks``: a ``kv_store.Place``."""
+
+    agent: bytes
+    data: int
+    states: int
+    blocks: int
 
 
 class Refuse(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.embedded.leases import ClaimRefused, Lease, Refusal
+from orchestrator.embedded.nixl_memory import NixlMemory
 from orchestrator.embedded.transfer_protocol import (
     VERSION,
     Accept,
@@ -63,7 +64,9 @@ class TransferServer:
         engine_id: str,
         compatibility: str,
         lease_seconds: float,
+        nixl: NixlMemory | None = None,
     ) -> None:
+        self._nixl = nixl
         self._source = source
         self._settings = settings
         self._engine_id = engine_id
@@ -138,7 +141,7 @@ class TransferServer:
             await wire.send(Kind.REFUSE, refusal)
             return
         try:
-            await self._deliver(wire, lease)
+            await self._deliver(wire, lease, self._nixl if hello.transfer == "nixl" else None)
         finally:
             self._source.end(lease)
 
@@ -150,9 +153,13 @@ class TransferServer:
         if hello.compatibility != self._compatibility:
             what = "model, number type, block layout, arithmetic (BLAS, numpy, CPU) or prefill chunk"
             return Refuse("compatibility", f"the engines differ in {what}")
+        if hello.transfer == "nixl" and self._nixl is None:
+            return Refuse(
+                "transfer", "this engine's memory cannot be read over NIXL; it needs --transfer nixl"
+            )
         return None
 
-    async def _deliver(self, wire: Wire, lease: Lease) -> None:
+    async def _deliver(self, wire: Wire, lease: Lease, nixl: NixlMemory | None) -> None:
         size = self._source.bytes_of(lease.blocks)
         await wire.send(Kind.ACCEPT, Accept(size, self._lease_seconds))
         while True:
@@ -165,7 +172,14 @@ class TransferServer:
             if kind is Kind.PULL:
                 break
             await wire.send(Kind.HEARTBEAT)
-        await wire.send(Kind.DATA)
-        await wire.send_buffers(self._source.buffers(lease.blocks))
-        await wire.expect(Kind.DONE, patience=self._settings.limits.transfer_seconds)
+        patience = self._settings.limits.transfer_seconds
+        if nixl is None:
+            await wire.send(Kind.DATA)
+            await wire.send_buffers(self._source.buffers(lease.blocks))
+            await wire.expect(Kind.DONE, patience=patience)
+        else:
+            await wire.send(Kind.MEMORY, nixl.memory)
+            async with nixl.being_read():
+                await wire.expect(Kind.DONE, patience=patience)
+            await wire.send(Kind.DONE)
         self._source.sent(size)

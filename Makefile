@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
+.PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
 	fault-campaign test-manifest constraints clean
 
 help: ## this list
@@ -58,6 +58,9 @@ format: venv ## apply the formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+nixl: venv ## NIXL for the embedded engine's --transfer nixl, in .venv (torch, which its package names, is not needed)
+	$(BIN)/python -m pip install -q --no-deps nixl-cu12==1.5.1
+
 test-parity: models ## 20,000 texts through both encoders of each tokenizer (minutes; `make test` takes 2,000)
 	PARITY_TEXTS=20000 $(BIN)/pytest tests/render_tier/model/test_engines.py $(ARGS)
 
@@ -65,9 +68,10 @@ vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3
 	@scripts/vllm_env.sh
 
 test-vllm: models ## the tests against a real vLLM
-	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/pytest -m vllm tests/vllm $(ARGS)
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && LM_EVAL_ENV="$$(scripts/lm_eval_env.sh)" && export VLLM_ENV LM_EVAL_ENV && \
+	  $(BIN)/pytest -m vllm tests/vllm $(ARGS)
 
-bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine
+bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine, bench-pd_real
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)
 
 test-manifest: venv ## write down which tests must exist (tests/expected*.json); CI fails when one is missing

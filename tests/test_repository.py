@@ -16,7 +16,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-PINS = [ROOT / "constraints.txt", ROOT / "tests" / "vllm" / "env" / "constraints.txt"]
+PINS = [
+    ROOT / "constraints.txt",
+    ROOT / "tests" / "vllm" / "env" / "constraints.txt",
+    ROOT / "tests" / "vllm" / "lm_eval" / "constraints.txt",
+]
 MACHINE = re.compile(rb"/(?:home|root|work|Users)/[a-z]|file://|[a-z]+://[^/\s]*(?:pypi|npmjs|pythonhosted)")
 
 

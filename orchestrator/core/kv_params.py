@@ -55,6 +55,13 @@ def unusable(
     return None
 
 
+def decode_leg_id(params: Mapping[str, Any], prefill_leg_id: str, fresh: str) -> str:
+    """The id under which a decode with these params is sent: ``fresh``, or that of the prefill leg where KV
+    is pushed. An engine that pushes finds the decode that waits for its KV by the id that both were given;
+    under another one decode waits until it times out."""
+    return prefill_leg_id if params.get("transfer_mode") == "push" else fresh
+
+
 class UsedParams:
     """Remembers the last ``max_entries`` params that were handed to a decode engine, by whose KV they name.
 

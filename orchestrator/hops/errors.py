@@ -40,6 +40,8 @@ class HopError(ApiError):
     member_fault = True
     answered = False
     """The member has answered with a status, which says so."""
+    answer_lost = False
+    """The member may have done what it was asked, and nobody knows."""
 
     def __init__(
         self,
@@ -69,10 +71,13 @@ class Unreachable(HopError, Unavailable):
     """No connection, or it broke before an answer was complete."""
 
     retry_safe = True
+    answer_lost = True
 
 
 class Absent(Unreachable):
     """No connection could be made: nobody is there."""
+
+    answer_lost = False
 
 
 class Overloaded(HopError, Unavailable):
@@ -90,10 +95,13 @@ class Garbled(HopError, BadGateway):
     """The member's answer is not what the protocol says."""
 
     retry_safe = True
+    answer_lost = True
 
 
 class TimedOut(HopError, GatewayTimeout):
     """The hop did not answer in the time it has."""
+
+    answer_lost = True
 
 
 class Refused(HopError, BadRequest):

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from orchestrator.core.kv_params import lease_seconds, unusable
+from orchestrator.core.kv_params import decode_leg_id, lease_seconds, unusable
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.server.services import Services
@@ -21,23 +21,28 @@ class HeldKv:
         self._services = services
         self._on_end = on_end
         self._params: dict[str, Any] | None = None
+        self._prefill_leg_id = ""
         self._timer: asyncio.TimerHandle | None = None
         self.held = False
 
     def __repr__(self) -> str:
         return f"<HeldKv held={self.held} timed={self._timer is not None}>"
 
-    def hold(self, params: dict[str, Any]) -> None:
+    def hold(self, params: dict[str, Any], prefill_leg_id: str) -> None:
         self._params = params
+        self._prefill_leg_id = prefill_leg_id
         self.held = True
         self._services.integrity.leases += 1
         seconds = seconds_left(self._services, params)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
 
-    def take_params(self) -> dict[str, Any] | None:
-        """Taken out, so that nothing can send them a second time."""
+    def take_params(self, fresh_leg_id: str) -> tuple[dict[str, Any] | None, str]:
+        """For a decode leg, and the id that it must have. Taken out, so that nothing can send them a
+        second time."""
         params, self._params = self._params, None
-        return params
+        if params is None:
+            return None, fresh_leg_id
+        return params, decode_leg_id(params, self._prefill_leg_id, fresh_leg_id)
 
     def stop_timer(self) -> None:
         if self._timer is not None:
@@ -64,6 +69,20 @@ def why_useless(services: Services, answer: Prefilled, prompt: RenderedPrompt, l
         if not services.used_params.claim(answer.kv_params):
             return "these params have been used before"
     return problem
+
+
+Left = Literal["prefill_unusable", "prefill_aborted", "prefill_unanswered"]
+"""Why a prefill engine may be left with KV that no run ever held; these count as stranded. The last two are
+bounds: engines do not say whether an abort, or the end of a connection, met a prefill that had just ended."""
+
+
+def left_by(services: Services, answer: Prefilled) -> Left | None:
+    """What an answer that no decode may use has left on its engine; None when nothing."""
+    if answer.finish_reason == "abort":
+        return "prefill_aborted"
+    if answer.kv_params is not None and seconds_left(services, answer.kv_params) > 0:
+        return "prefill_unusable"
+    return None
 
 
 def seconds_left(services: Services, params: dict[str, Any]) -> float:

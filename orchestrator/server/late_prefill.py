@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import legs
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.prefill import Prefilled
-from orchestrator.server.held_kv import HeldKv, seconds_left, why_useless
+from orchestrator.server.held_kv import HeldKv, left_by, why_useless
 
 if TYPE_CHECKING:
     from orchestrator.pool.member import Member
@@ -55,43 +55,46 @@ class LatePrefill:
         services = self._services
         try:
             answer = await self._call
-        except HopError:
-            return  # nothing is held, or nobody can tell
+        except HopError as error:
+            if error.answer_lost:
+                self._note_left("prefill_unanswered")
+            return
         except asyncio.CancelledError:
             self._call.cancel()
-            return
-        if answer.kv_params is None:
+            self._note_left("prefill_unanswered")
             return
         problem = why_useless(services, answer, self._prompt, self._leg_id)
-        if problem is not None:
-            services.note_unusable_prefill(self._member, self._leg_id, problem)
-            # After another end than that of its one token the engine has kept nothing.
-            if answer.finish_reason == "length" and seconds_left(services, answer.kv_params) > 0:
-                services.note_stranded(REASON, len(self._prompt.token_ids))
+        if problem is not None or answer.kv_params is None:
+            if problem is not None and answer.finish_reason != "abort":
+                services.note_unusable_prefill(self._member, self._leg_id, problem)
+            if (left := left_by(services, answer)) is not None:
+                self._note_left(left)
             return
         freed = False
         # Freeing begins at once, so our own deadline has no part in it.
         kv = HeldKv(services, lambda: None)
-        kv.hold(answer.kv_params)
+        kv.hold(answer.kv_params, self._leg_id)
         try:
             if services.policy.held_kv == "free":
                 kv.stop_timer()
-                freed = await self._free(kv.take_params() or {})
+                freed = await self._free(*kv.take_params(f"{self._leg_id}f"))
         finally:
             kv.settle()
             if freed:
                 services.metrics.freed.inc()
             else:
-                services.note_stranded(REASON, len(self._prompt.token_ids))
+                self._note_left(REASON)
 
-    async def _free(self, kv_params: dict[str, Any]) -> bool:
+    def _note_left(self, reason: str) -> None:
+        self._services.note_stranded(reason, len(self._prompt.token_ids))
+
+    async def _free(self, kv_params: dict[str, Any] | None, leg_id: str) -> bool:
         services = self._services
         member = services.decode_pool.choose()
-        if member is None:
+        if member is None or kv_params is None:
             return False
-        request = legs.freeing_leg(
-            self._prompt, f"{self._leg_id}f", kv_params, services.settings.policy.kv_params_placement
-        )
+        placement = services.settings.policy.kv_params_placement
+        request = legs.freeing_leg(self._prompt, leg_id, kv_params, placement)
         stream = services.decode_client.decode(member.url, request, self._headers, lambda _answer: None)
         try:
             with member.busy():

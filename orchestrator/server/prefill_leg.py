@@ -11,7 +11,7 @@ from orchestrator.hops.errors import Failed, HopError, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Place
-from orchestrator.server.held_kv import why_useless
+from orchestrator.server.held_kv import Left, left_by, why_useless
 from orchestrator.server.late_prefill import LatePrefill
 from orchestrator.server.leg import Leg
 
@@ -33,6 +33,9 @@ class PrefillLeg(Leg):
         try:
             with self.member.busy():
                 answer = await self._answer()
+        except asyncio.CancelledError:
+            self._note_left("prefill_unanswered")
+            raise
         except HopError as error:
             self._failed(error)
             return
@@ -44,7 +47,7 @@ class PrefillLeg(Leg):
         if problem is None:
             self._succeeded(answer)
         else:
-            self._useless(problem)
+            self._useless(answer, problem)
 
     async def _answer(self) -> Prefilled:
         """Raises ``HopError``."""
@@ -68,15 +71,19 @@ class PrefillLeg(Leg):
         if call.done():
             return call.result()
         headers = run.exchange.cleanup_headers()
+        error = TimedOut("prefill", "the prefill hop timed out", member=self.member.url)
         if run.recalling:
             # It has been aborted, for longer than a prefill takes.
             call.cancel()
         else:
             LatePrefill(services, self.member, self.leg_id, self._prompt, headers, call).settle_soon()
-        raise TimedOut("prefill", "the prefill hop timed out", member=self.member.url)
+            error.answer_lost = False  # it may still come
+        raise error
 
     def _failed(self, error: HopError) -> None:
         run, services = self.run, self.services
+        if error.answer_lost:
+            self._note_left("prefill_unanswered")
         if not run.recalling:
             self.note_failure(services.prefill_pool, error)
         event = run.machine.after_prefill_failure(
@@ -85,12 +92,17 @@ class PrefillLeg(Leg):
         )
         run.post(event, error)
 
-    def _useless(self, problem: str) -> None:
+    def _useless(self, answer: Prefilled, problem: str) -> None:
         run = self.run
+        if (left := left_by(self.services, answer)) is not None:
+            self._note_left(left)
         if not run.recalling:
             self.services.note_unusable_prefill(self.member, self.leg_id, problem)
         error = Failed("prefill", "the prefill engine kept no KV for decode", detail=problem)
         run.post(run.machine.after_unusable_prefill(), error)
+
+    def _note_left(self, reason: Left) -> None:
+        self.services.note_stranded(reason, len(self._prompt.token_ids))
 
     def _succeeded(self, answer: Prefilled) -> None:
         run, services, timing = self.run, self.services, self.run.exchange.timing

@@ -193,7 +193,8 @@ class Run:
     def _hold_kv(self) -> None:
         params, self.kv_params = self.kv_params, None
         assert params is not None
-        self._kv.hold(params)
+        assert self._leg is not None
+        self._kv.hold(params, self._leg.leg_id)
 
     def _kv_consumed(self) -> None:
         self._kv.settle()
@@ -223,23 +224,20 @@ class Run:
             self._services.metrics.retries.labels("decode").inc()
         if self._services.settings.lease.renewed_by_decode:
             self._kv.stop_timer()
-        leg_id = self._new_id("d")
+        kv_params, leg_id = self._kv.take_params(self._new_id("d"))
         whole = prompt.wants_prompt_logprobs and not self.machine.uses_prefill
-        request = legs.decode_leg(
-            prompt, leg_id, self.choice, self._kv.take_params(), self.placement, whole=whole
-        )
+        request = legs.decode_leg(prompt, leg_id, self.choice, kv_params, self.placement, whole=whole)
         self._begin(DecodeLeg(self, member, leg_id, request, self._place))
 
     def _start_freeing(self) -> None:
         """Goes ahead of whoever waits for a place: it is short, and what it frees is needed."""
         self._cancel_leg()
         self._kv.stop_timer()
-        kv_params = self._kv.take_params()
+        kv_params, leg_id = self._kv.take_params(self._new_id("f"))
         member = self._services.decode_pool.choose(self.tried)
         if member is None or kv_params is None:
             self.post(Event.DECODE_FAILED)
             return
-        leg_id = self._new_id("f")
         request = legs.freeing_leg(self.leg_prompt, leg_id, kv_params, self.placement)
         self._begin(FreeingLeg(self, member, leg_id, request))
 

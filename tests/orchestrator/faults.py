@@ -132,6 +132,8 @@ class Tier:
         self.violations: list[str] = []
         """What a real engine would have answered with status 200 and wrong text."""
         self.dead = False
+        self.pushes = False
+        """KV goes to the decode that has the id of the prefill."""
         self._earlier_params: dict[str, Any] | None = None
         self.stop_text_seen: list[str] = []
         self.kill: Callable[[], Awaitable[None]]
@@ -150,6 +152,7 @@ class Tier:
             "remote_port": 5600,
             "tp_size": 1,
             "remote_num_tokens": len(self.held[request_id]),
+            "transfer_mode": "push" if self.pushes else "pull",
         }
 
     async def _pause(self) -> None:
@@ -192,7 +195,7 @@ class Tier:
                     return web.json_response({"request_id": engine_id, "choices": [choice]})
                 return self._whole(body, engine_id, params, fault)
             if params.get("do_remote_prefill"):
-                self._pull(params, body["token_ids"])
+                self._pull(params, body["token_ids"], engine_id)
             return await self._stream(request, body, engine_id, fault)
         except (asyncio.CancelledError, ConnectionError):
             self.broken_off.append(body["request_id"])
@@ -201,10 +204,13 @@ class Tier:
     peers: ClassVar[dict[str, Tier]] = {}
     """By engine name: where a decode engine pulls from."""
 
-    def _pull(self, params: dict[str, Any], token_ids: list[int]) -> None:
+    def _pull(self, params: dict[str, Any], token_ids: list[int], engine_id: str) -> None:
         """Consume the KV as a decode engine does. Everything a real one would answer wrongly fails the
         test."""
         source = self.peers[params["remote_engine_id"]]
+        if source.pushes and engine_id != params["remote_request_id"]:
+            self.violations.append(f"nothing is pushed to {engine_id}: a real engine would wait for ever")
+            raise web.HTTPInternalServerError(text="a real engine would wait here")
         held = source.held.pop(params["remote_request_id"], None)
         if held is None and source.lost_kv:
             raise web.HTTPInternalServerError(text="the prefill engine is another one now")
@@ -245,7 +251,7 @@ class Tier:
             self._earlier_params = answer["kv_transfer_params"] = params
             self.prefilled.set()
         elif params.get("do_remote_prefill"):
-            self._pull(params, body["token_ids"])
+            self._pull(params, body["token_ids"], engine_id)
         if isinstance(fault, Answer):
             answer |= fault.fields
             if fault.finish_reason is not None:

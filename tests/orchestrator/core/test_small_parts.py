@@ -15,7 +15,7 @@ from orchestrator.core.assembly import choiceless_frame, error_frames, with_fiel
 from orchestrator.core.breaker import Breaker
 from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.deadline import deadline, requested_timeout
-from orchestrator.core.kv_params import UsedParams, lease_seconds, unusable
+from orchestrator.core.kv_params import UsedParams, decode_leg_id, lease_seconds, unusable
 from orchestrator.core.selection import Candidate, decide, eligible
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, total
@@ -73,6 +73,11 @@ class TestTransferParams:
         for i in range(10):
             assert used.claim(COMPLETE | {"remote_request_id": str(i)})
         assert len(used) == 3
+
+    def test_kv_that_is_pushed_goes_to_the_id_of_its_prefill(self) -> None:
+        assert decode_leg_id(COMPLETE, "p1", "d1") == "d1"
+        assert decode_leg_id(COMPLETE | {"transfer_mode": "pull"}, "p1", "d1") == "d1"
+        assert decode_leg_id(COMPLETE | {"transfer_mode": "push"}, "p1", "d1") == "p1"
 
     def test_direction_and_size(self) -> None:
         assert unusable("length", COMPLETE | {"do_remote_prefill": False}, 5)

@@ -55,6 +55,16 @@ async def streamed(stack: Stack, received: list[str] | None = None, **options: A
     return "".join(text)
 
 
+def stranded(stack: Stack) -> dict[str, int]:
+    """By reason: how much KV may sit out a lease."""
+    return {
+        sample.labels["reason"]: int(sample.value)
+        for metric in stack.services.metrics.stranded.collect()
+        for sample in metric.samples
+        if sample.name == "pd_stranded_kv_total" and sample.value
+    }
+
+
 ASK = pytest.mark.parametrize("ask", [whole, streamed])
 
 
@@ -449,6 +459,68 @@ async def test_client_leaves_during_prefill_which_is_aborted(launch: Launch, str
         assert not stack.prefill[0].held
         assert not stack.decode[0].requests[GENERATE]
         assert stack.services.metrics.unusable_prefills._value.get() == 0
+        # An engine whose prefill has just ended answers an abort in the same way, and keeps the KV.
+        assert stranded(stack) == {"prefill_aborted": 1}
+
+
+@BOTH
+async def test_a_client_that_leaves_before_its_prefill_is_sent_strands_nothing(
+    launch: Launch, stream: bool
+) -> None:
+    settings = {"admission": {"prefill_per_member": 1}}
+    async with launch(settings=settings) as stack:
+        prefill = stack.prefill[0]
+        prefill.hold.clear()
+        running = asyncio.create_task(whole(stack))
+        await prefill.waiting.wait()
+        gate = stack.services.admission.gates["prefill"]
+        queued = asyncio.create_task(leave(stack, enough := asyncio.Event(), stream=stream))
+        await until(lambda: gate.waiting == 1)
+        enough.set()
+        await queued
+        await until(lambda: gate.waiting == 0)
+        prefill.hold.set()
+        await running
+        await stack.settled()
+        assert len(prefill.requests[GENERATE]) == 1
+        assert stranded(stack) == {}
+
+
+@ASK
+async def test_kv_that_is_pushed_finds_every_attempt_of_its_decode(launch: Launch, ask: Any) -> None:
+    async with launch(decode=2) as stack:
+        stack.prefill[0].pushes = True
+        for tier in stack.decode:
+            tier.faults[GENERATE].append(Status(503))
+        with pytest.raises(openai.InternalServerError):
+            await ask(stack)
+        assert await ask(stack, n=1) == text_of(5)
+        await stack.settled()
+        legs = [leg["request_id"] for leg in stack.prefill[0].requests[GENERATE]]
+        assert len(legs) == len(set(legs)) == 3
+        assert sorted(leg["request_id"] for t in stack.decode for leg in t.requests[GENERATE]) == sorted(legs)
+
+
+async def test_and_the_decode_that_only_frees_it(launch: Launch) -> None:
+    async with launch() as stack:
+        prefill = stack.prefill[0]
+        prefill.pushes = prefill.deaf = True
+        prefill.hold.clear()
+        await leave(stack, prefill.waiting)
+        await until(lambda: bool(prefill.aborted))
+        prefill.hold.set()
+        await stack.settled()
+        assert not prefill.held
+        assert stack.services.metrics.freed._value.get() == 1
+
+
+@pytest.mark.parametrize("fault", [HalfClose(), Garbage()])
+async def test_kv_of_a_prefill_whose_answer_is_lost_is_counted(launch: Launch, fault: Fault) -> None:
+    async with launch() as stack:
+        stack.prefill[0].faults[GENERATE].append(fault)
+        assert await whole(stack) == text_of(5)
+        await stack.settled()
+        assert stranded(stack) == {"prefill_unanswered": 1}
 
 
 @BOTH
@@ -540,10 +612,11 @@ async def test_late_kv_that_cannot_be_freed_is_counted(launch: Launch) -> None:
     ("fault", "counted"),
     [
         (Answer({"kv_transfer_params": {"do_remote_prefill": True}}), 1),
-        (Answer(finish_reason="stop"), 0),
+        (Answer({"kv_transfer_params": None}), 0),
+        (Answer(finish_reason="stop"), 1),
         (Expired(), 0),
     ],
-    ids=["lacking", "stopped", "expired"],
+    ids=["lacking", "none", "stopped", "expired"],
 )
 async def test_late_kv_that_no_decode_may_have_is_counted_while_it_is_held(
     launch: Launch, fault: Any, counted: int
@@ -557,12 +630,12 @@ async def test_late_kv_that_no_decode_may_have_is_counted_while_it_is_held(
             await whole(stack)
         prefill.hold.set()
         await stack.settled()
-        assert metrics.stranded.labels("prefill_timeout")._value.get() == counted
+        assert stranded(stack) == ({"prefill_unusable": 1} if counted else {})
         assert metrics.unusable_prefills._value.get() == 1
         assert not stack.decode[0].requests[GENERATE]
 
 
-async def test_a_late_prefill_that_hears_its_abort_holds_nothing(launch: Launch) -> None:
+async def test_a_late_prefill_that_hears_its_abort_may_have_ended_before(launch: Launch) -> None:
     async with launch(settings=LATE) as stack:
         prefill, metrics = stack.prefill[0], stack.services.metrics
         prefill.hold.clear()
@@ -571,9 +644,7 @@ async def test_a_late_prefill_that_hears_its_abort_holds_nothing(launch: Launch)
         await stack.settled()
         assert not prefill.held
         assert metrics.freed._value.get() == 0
-        assert not [
-            s for m in metrics.stranded.collect() for s in m.samples if s.value and "_total" in s.name
-        ]
+        assert stranded(stack) == {"prefill_aborted": 1}
 
 
 async def test_a_late_prefill_that_cannot_be_told_is_closed(launch: Launch) -> None:
@@ -587,6 +658,7 @@ async def test_a_late_prefill_that_cannot_be_told_is_closed(launch: Launch) -> N
             await whole(stack)
         await stack.settled()
         await until(lambda: len(prefill.broken_off) == 1)
+        assert stranded(stack) == {"prefill_unanswered": 1}
 
 
 @ASK
@@ -609,6 +681,7 @@ async def test_an_engine_that_does_not_hear_aborts_sees_the_connection_close(lau
         await leave(stack, prefill.waiting)
         await stack.settled()
         await until(lambda: len(prefill.broken_off) == 1)
+        assert stranded(stack) == {"prefill_unanswered": 1}
 
 
 async def test_recalling_a_prefill_is_bounded(launch: Launch) -> None:
@@ -618,6 +691,7 @@ async def test_recalling_a_prefill_is_bounded(launch: Launch) -> None:
         await leave(stack, stack.prefill[0].waiting)
         await stack.settled()
         await until(lambda: len(stack.prefill[0].broken_off) == 1)
+        assert stranded(stack) == {"prefill_unanswered": 1}
 
 
 DIRECT: list[tuple[dict[str, Any], dict[str, Any]]] = [

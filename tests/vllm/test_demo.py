@@ -37,16 +37,16 @@ def demo(smollm2_dir: Path, qwen3_dir: Path, tmp_path_factory: pytest.TempPathFa
     """As `make demo ENGINE=vllm ARGS=--keep` calls it, until it says that it waits for Ctrl-C."""
     models = ("--model", smollm2_dir, "--scripted-model", qwen3_dir)
     options = ("--engine", "vllm", "--max-tokens", "12", "--keep", "--port", str(free_port()))
-    shown = Demo(
-        output=(output := tmp_path_factory.mktemp("demo") / "output"),
-        process=subprocess.Popen(
+    output = tmp_path_factory.mktemp("demo") / "output"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
             [str(BIN / "pd-orchestrator"), "demo", *map(str, models), *options],
-            stdout=output.open("wb"),
+            stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=os.environ | {"COLUMNS": "200", "VLLM_ENV": str(vllm.environment())},
-        ),
-    )
+        )
+    shown = Demo(process, output)
     try:
         end = time.monotonic() + SHOWN_WITHIN
         while "running until" not in shown.text():

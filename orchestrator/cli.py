@@ -12,7 +12,9 @@ from pydantic_core import ErrorDetails
 from orchestrator import __version__
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
+from orchestrator.key_command import key
 from orchestrator.logs import configure_logging
+from orchestrator.server.preflight import check_files
 from orchestrator.server.processes import serve as serve_until_told
 from orchestrator.settings import ConfigError, Settings, merged, read_config
 
@@ -78,6 +80,7 @@ def read_settings(config: Path | None, options: dict[str, Any]) -> Settings:
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors())
         raise ConfigError("; ".join(faults)) from error
+    check_files(settings)
     for role in ("render", "decode"):
         if not getattr(settings.members, role):
             raise ConfigError(f"no {role} members: give --{role} URL or members.{role}")
@@ -92,6 +95,7 @@ def _complaint(fault: ErrorDetails) -> str:
 
 
 # Their libraries (numpy, the demo's) are imported only when they run.
+app.command()(key)
 app.command()(engine)
 app.command()(demo)
 

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal
 import yaml  # type: ignore[import-untyped]
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from orchestrator.security_settings import Auth, MemberTls, ServerTls
+
 _BASE_URL = re.compile(r"https?://[^/?#]+(/[^?#]*)?")
 
 
@@ -52,6 +54,13 @@ class Server(Section):
     proxies that drop idle connections. An error after the first comment is an event, not an HTTP status."""
     keepalive: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 75.0
     """How long a client's idle connection is kept; whole seconds."""
+    header_bytes: Count = 64 * 1024
+    """Of a request: its line and its headers."""
+    header_timeout: Seconds = 20.0
+    """Until they have arrived; a connection that sends nothing is closed after it too."""
+    tls: ServerTls = ServerTls()
+    admin_key: SecretStr | None = None
+    """Bearer token of operators, with ``auth`` for ``/metrics``. Without it they are on this machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 
@@ -64,6 +73,7 @@ class Members(Section):
     decode: tuple[Url, ...] = ()
     render_api_key: SecretStr | None = None
     engine_api_key: SecretStr | None = None
+    tls: MemberTls = MemberTls()
 
     @field_validator("render", "prefill", "decode")
     @classmethod
@@ -232,7 +242,8 @@ class Admission(Section):
     max_wait: Seconds = 15.0
     """For one place; then 503. Shorter than the time that prefilled KV may be used."""
     tenant_header: str | None = "X-Tenant-Id"
-    """Names the tenant. Without it, or without a value, the ``Authorization`` header does."""
+    """Names the tenant. Without it, or without a value, the ``Authorization`` header does. With ``auth.keys``
+    the key names it, and no header."""
     drain_memory: Seconds = 30.0
     """Over how long the drain rate is measured, from which ``Retry-After`` follows."""
     retry_after_unmeasured: Count = 2
@@ -241,6 +252,7 @@ class Admission(Section):
 
 class Settings(Section):
     server: Server = Server()
+    auth: Auth = Auth()
     members: Members = Members()
     selection: Selections = Selections()
     kv_events: KvEvents = KvEvents()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
 from collections.abc import Mapping
 from typing import Final, Protocol, cast
 
@@ -17,6 +16,7 @@ import httptools
 from yarl import URL
 
 from orchestrator.hops.errors import Absent, Garbled, HopError, HopName, Unreachable
+from orchestrator.hops.tls import SYSTEM_TLS, Tls
 
 Origin = tuple[str, str, int]
 """Scheme, host, port."""
@@ -223,14 +223,19 @@ class Connections:
     """``headers`` go with every request. Times are seconds."""
 
     def __init__(
-        self, *, connect_timeout: float, keepalive: float, headers: Mapping[str, str] | None = None
+        self,
+        *,
+        connect_timeout: float,
+        keepalive: float,
+        headers: Mapping[str, str] | None = None,
+        tls: Tls = SYSTEM_TLS,
     ) -> None:
         self.keepalive = keepalive
         self._connect_timeout = connect_timeout
         self._headers = dict(headers or {})
         self._idle: dict[Origin, list[Connection]] = {}
         self._all: set[Connection] = set()
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
 
     def __repr__(self) -> str:
         return f"<Connections {self._all!r}>"
@@ -289,17 +294,11 @@ class Connections:
                     lambda: Connection(self, origin, hop),
                     host,
                     port,
-                    ssl=await self._tls_context() if scheme == "https" else None,
+                    ssl=await self._tls.context() if scheme == "https" else None,
                 )
         except (OSError, ValueError) as error:  # a time-out is an OSError; ValueError: no name that can be
             raise Absent(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
         return connection
-
-    async def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            # Reads certificates from disk.
-            self._tls = await asyncio.to_thread(ssl.create_default_context)
-        return self._tls
 
 
 def _request(method: str, target: URL, body: bytes | None, headers: Mapping[str, str]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +38,19 @@ def model_card(models: bytes, name: str) -> msgspec.Raw | None:
         return next((card for card in cards if msgspec.json.decode(card, type=_Name).id == name), None)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise garbled("render", "/v1/models", error) from error
+
+
+def models_for(models: bytes, seen: Callable[[str], bool]) -> bytes:
+    """A list of models with those alone whose names are ``seen``. Raises ``HopError``."""
+    try:
+        cards = [c for c in _models_decoder.decode(models).data if seen(_name_decoder.decode(c).id)]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise garbled("render", "/v1/models", error) from error
+    return msgspec.json.encode({"object": "list", "data": cards})
+
+
+_models_decoder = msgspec.json.Decoder(_Models)
+_name_decoder = msgspec.json.Decoder(_Name)
 
 
 @dataclass(frozen=True, slots=True)

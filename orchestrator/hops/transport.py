@@ -22,6 +22,7 @@ from orchestrator.hops.errors import (
     Unreachable,
     error_from_answer,
 )
+from orchestrator.hops.tls import SYSTEM_TLS, Tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,13 @@ class Transport:
         max_reply_bytes: int,
         max_error_bytes: int,
         headers: Mapping[str, str] | None = None,
+        tls: Tls = SYSTEM_TLS,
         on_exchange: Callable[[int], None] | None = None,
     ) -> None:
-        self.connections = Connections(connect_timeout=connect_timeout, keepalive=keepalive, headers=headers)
+        self.connections = Connections(
+            connect_timeout=connect_timeout, keepalive=keepalive, headers=headers, tls=tls
+        )
+        self._tls = tls
         self._connect_timeout = connect_timeout
         self._headers = headers
         self._max_reply_bytes = max_reply_bytes
@@ -135,6 +140,7 @@ class Transport:
             try:
                 return await self._websockets().ws_connect(
                     url,
+                    ssl=await self._tls.context() if url.startswith("https:") else True,
                     heartbeat=heartbeat,
                     max_msg_size=self._max_reply_bytes,
                     compress=0,

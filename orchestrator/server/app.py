@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator import __version__
+from orchestrator.core.access import unknown_model
 from orchestrator.hops.errors import HopError
-from orchestrator.hops.render import model_card
+from orchestrator.hops.render import model_card, models_for
 from orchestrator.hops.transport import Reply
+from orchestrator.server.asking import access_of, is_operator
 from orchestrator.server.attempts import on_render_members
+from orchestrator.server.authority import Authority
 from orchestrator.server.count_tokens import CountTokensEndpoint
 from orchestrator.server.endpoints import CompletionEndpoint
+from orchestrator.server.key_gate import KeyGate
 from orchestrator.server.services import Services
 from orchestrator.server.sibling_metrics import Siblings
 from orchestrator.settings import Settings
@@ -31,7 +38,12 @@ log = structlog.get_logger(__name__)
 
 def create_app(settings: Settings, *, workers_directory: Path | None = None) -> Starlette:
     """One process's application. ``app.state.services`` exists while its lifespan runs. ``workers_directory``
-    is where several workers meet, for their metrics."""
+    is where several workers meet, for their metrics. Raises ``ConfigError`` for keys that cannot be used."""
+    authority = None
+    gates: list[Middleware] = []
+    if settings.auth.required:
+        authority = Authority(settings.auth, settings.admission.retry_after_unmeasured)
+        gates = [Middleware(KeyGate, authority, settings.server)]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,6 +55,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             siblings = Siblings(workers_directory, services.metrics.exposition, seconds)
             await siblings.open()
         app.state.siblings = siblings
+        following = None if authority is None else asyncio.create_task(authority.follow(), name="keys")
         log.info(
             "orchestrator started",
             version=__version__,
@@ -52,6 +65,8 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
         try:
             yield
         finally:
+            if following is not None:
+                following.cancel()
             if siblings is not None:
                 await siblings.close()
             await services.close()
@@ -74,6 +89,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             Route("/version", version),
         ],
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
+        middleware=gates,
         lifespan=lifespan,
     )
     app.state.settings = settings
@@ -86,24 +102,28 @@ def _services(request: Request) -> Services:
 
 
 async def models(request: Request) -> Response:
-    """The render tier's list: it is what decides which names are served."""
+    """The render tier's list, of which a key may see less: it is what decides which names are served."""
+    access = access_of(request.scope)
     try:
-        reply = await _models(_services(request))
+        body = (await _models(_services(request))).body
+        if access is not None:
+            body = models_for(body, access.sees)
     except HopError as error:
         return _error_response(error)
-    return Response(reply.body, media_type="application/json")
+    return Response(body, media_type="application/json")
 
 
 async def model(request: Request) -> Response:
     """One card of the list."""
     name = request.path_params["name"]
+    access = access_of(request.scope)
     try:
         reply = await _models(_services(request))
-        card = model_card(reply.body, name)
+        card = model_card(reply.body, name) if access is None or access.sees(name) else None
     except HopError as error:
         return _error_response(error)
     if card is None:
-        return _error_response(NotFound(f"The model {name!r} does not exist.", param="model"))
+        return _error_response(unknown_model(name))
     return Response(bytes(card), media_type="application/json")
 
 
@@ -128,15 +148,17 @@ async def health(_request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Every needed role has a member that is well, by the background probes."""
+    """Every needed role has a member that is well, by the background probes. Operators are told of which
+    member what is known."""
     services = _services(request)
     missing = services.missing_roles()
-    members = {
-        pool.role: {member.url: bool(member.probed) for member in pool.members}
-        for pool in services.pools
-        if pool
-    }
-    body = {"ready": not missing, "missing": missing, "members": members}
+    body: dict[str, Any] = {"ready": not missing, "missing": missing}
+    if is_operator(request.scope, services.settings.server):
+        body["members"] = {
+            pool.role: {member.url: bool(member.probed) for member in pool.members}
+            for pool in services.pools
+            if pool
+        }
     return JSONResponse(body, 503 if missing else 200)
 
 

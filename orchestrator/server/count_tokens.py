@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import DIALECTS
 from orchestrator.hops.transport import Reply
+from orchestrator.server.asking import access_of, client_headers
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.endpoints import ClientLeft, read_body, send_error, send_whole
 from orchestrator.server.intake import ClientRequest, client_id, read_request
@@ -27,13 +28,14 @@ class CountTokensEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = client_headers(scope, services.settings.server)
         name = client_id(headers)
         outcome: Outcome = "ok"
         failed: ApiError | None = None
         try:
             body = await read_body(receive, headers, services)
-            request = read_request("messages", headers, body, services.settings.admission.tenant_header)
+            tenant_header = services.settings.admission.tenant_header
+            request = read_request("messages", headers, body, tenant_header, access_of(scope))
             reply = await _counted(services, request)
         except ClientLeft:
             return

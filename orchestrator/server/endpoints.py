@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.dialects import DIALECTS, Dialect
 from orchestrator.hops.render import Endpoint
+from orchestrator.server.asking import access_of, client_headers
 from orchestrator.server.direct_send import DirectSend
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
@@ -42,11 +43,11 @@ class CompletionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = client_headers(scope, services.settings.server)
         try:
             body = await read_body(receive, headers, services)
             tenant_header = services.settings.admission.tenant_header
-            request = read_request(self._endpoint, headers, body, tenant_header)
+            request = read_request(self._endpoint, headers, body, tenant_header, access_of(scope))
         except ClientLeft:
             return
         except ApiError as error:

@@ -201,7 +201,9 @@ class Exchange:
         Raises ``ApiError``.
         """
         settings = self.services.settings
-        self._prompts = prompts = rendered.prompts
+        access = self._request.access
+        prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
+        self._prompts = prompts
         count = sum(prompt.choices for prompt in prompts)
         if count > settings.limits.runs_per_request:
             raise BadRequest(
@@ -408,6 +410,7 @@ class Exchange:
             "request",
             id=self.response_id,
             client_id=self._request.client_id,
+            key=None if self._request.access is None else self._request.access.grant.name,
             endpoint=self.endpoint,
             stream=self.streaming,
             outcome=outcome,

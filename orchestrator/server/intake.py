@@ -6,6 +6,7 @@ be a JSON object of bounded size, and a few fields are looked at that render's r
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orchestrator.core.access import OUTPUT_LIMITS, Access
 from orchestrator.core.deadline import requested_timeout
 from orchestrator.hops.render import Endpoint
 from orchestrator.server.admission import Who
@@ -46,12 +48,18 @@ class ClientRequest:
     client_id: str | None
     """The client's own ``X-Request-Id``: for tracing only, never an id inside."""
     forwarded: Mapping[str, str]
+    access: Access | None
+    """By the client's key; None where there are none."""
 
 
 def read_request(
-    endpoint: Endpoint, headers: Mapping[str, str], body: bytes, tenant_header: str | None = None
+    endpoint: Endpoint,
+    headers: Mapping[str, str],
+    body: bytes,
+    tenant_header: str | None = None,
+    access: Access | None = None,
 ) -> ClientRequest:
-    """Raises ``BadRequest``. ``headers`` has lower-case names."""
+    """Raises ``ApiError``. ``headers`` has lower-case names."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise _malformed("Unsupported Media Type: Only 'application/json' is allowed")
@@ -69,6 +77,12 @@ def read_request(
         _check_stateless(fields)
     timeout = requested_timeout(headers.get("x-request-timeout"), _value(fields, "timeout"))
     model = _value(fields, "model")
+    session = headers.get("x-session-id") or None
+    forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+    tenant = _tenant(headers, tenant_header)
+    if access is not None:
+        access.check({name: _value(fields, name) for name in ("model", *OUTPUT_LIMITS) if name in fields})
+        session, forwarded, tenant = access.session(session), access.forwarded(forwarded), access.grant.tenant
     return ClientRequest(
         endpoint=endpoint,
         body=body,
@@ -78,10 +92,11 @@ def read_request(
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
         wants_decisions=headers.get("x-pd-explain") == "1",
-        session=headers.get("x-session-id") or None,
-        who=Who(_tenant(headers, tenant_header), _priority(headers, _value(fields, "priority"))),
+        session=session,
+        who=Who(tenant, _priority(headers, _value(fields, "priority"))),
         client_id=client_id(headers),
-        forwarded={name: headers[name] for name in FORWARDED_HEADERS if name in headers},
+        forwarded=forwarded,
+        access=access,
     )
 
 
@@ -110,8 +125,10 @@ def client_id(headers: Mapping[str, str]) -> str | None:
 
 
 def _tenant(headers: Mapping[str, str], tenant_header: str | None) -> str:
+    """Without keys to check, a credential still tells clients apart; it is not kept as it is."""
     name = headers.get(tenant_header.lower(), "") if tenant_header is not None else ""
-    return name or headers.get("authorization", "") or headers.get("x-api-key", "")
+    credential = headers.get("authorization", "") or headers.get("x-api-key", "")
+    return name or (hashlib.sha256(credential.encode()).hexdigest() if credential else "")
 
 
 def _priority(headers: Mapping[str, str], in_body: Any) -> int:

@@ -104,6 +104,12 @@ class Metrics:
         self.requests = Counter(
             "pd_requests", "Client requests by outcome.", ["endpoint", "outcome"], registry=registry
         )
+        self.key_refusals = Counter(
+            "pd_key_refusals",
+            "Requests refused for their API key, by cause.",
+            ["cause"],
+            registry=registry,
+        )
         self.hop_seconds = Histogram(
             "pd_hop_seconds",
             "Spans of a request; decode_first_token holds KV transfer and the first decode step.",

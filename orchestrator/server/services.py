@@ -22,6 +22,7 @@ from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, N
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
+from orchestrator.hops.tls import Tls
 from orchestrator.hops.transport import Transport
 from orchestrator.pool.health import HealthMonitor
 from orchestrator.pool.member import Member
@@ -49,6 +50,7 @@ class Services:
         self.exchanges: set[Exchange] = set()
         self.used_params = UsedParams(settings.limits.remembered_params)
         members, timeouts = settings.members, settings.timeouts
+        self._tls = Tls(members.tls.ca, members.tls.certificate, members.tls.key)
         # Probes do not count as open exchanges: they run when the process is idle.
         self._probe_transport = self._transport(members.engine_api_key, counted=False)
         self._render_transport = self._transport(members.render_api_key)
@@ -260,6 +262,7 @@ class Services:
             max_reply_bytes=limits.reply_bytes,
             max_error_bytes=limits.error_bytes,
             headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else None,
+            tls=self._tls,
             on_exchange=self._count_exchange if counted else None,
         )
 

@@ -92,7 +92,7 @@ async def launched(
             "decode": [tier.url for tier in decodes],
         }
         config = Settings.model_validate(merged(merged(QUICK, settings or {}), {"members": members}))
-        app = create_app(config)
+        app = await asyncio.to_thread(create_app, config)  # reads files, as it may before there is a loop
         options = uvicorn_config(app, config.server)
         # The test's own loop, and the log as pytest captures it.
         options.loop, options.log_config = "none", None

@@ -1,0 +1,62 @@
+"""Who asks: what the gate of keys has found out, and whether it is an operator, who may see and change this
+server's inside: whoever has the admin key or, where none is set, this machine."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+from starlette.types import Scope
+
+from orchestrator.core.access import Access
+from orchestrator.core.credentials import Ambiguous, from_this_machine, shown_key
+from orchestrator.settings import Server
+from render_tier.protocol.errors import ApiError
+
+_ACCESS: Final = "orchestrator.access"
+
+EXPLAIN_HEADER: Final = "x-pd-explain"
+
+
+def note_access(scope: Scope, access: Access) -> None:
+    scope[_ACCESS] = access
+
+
+def access_of(scope: Scope) -> Access | None:
+    """None where no keys are configured."""
+    access: Access | None = scope.get(_ACCESS)
+    return access
+
+
+def client_headers(scope: Scope, server: Server) -> dict[str, str]:
+    """By lower-case name, without a wish to see members from who may not."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if EXPLAIN_HEADER in headers:
+        access = access_of(scope)
+        if not (is_operator(scope, server) if access is None else access.grant.explain):
+            del headers[EXPLAIN_HEADER]
+    return headers
+
+
+def require_operator(scope: Scope, server: Server) -> None:
+    """Raises ``ApiError``, which says no more than what is missing."""
+    key = server.admin_key
+    if key is not None:
+        try:
+            shown = shown_key(scope["headers"]) or b""
+        except Ambiguous:
+            shown = b""
+        if not hmac.compare_digest(shown, key.get_secret_value().encode()):
+            raise ApiError("this needs the admin key as a bearer token", status=401, type="Unauthorized")
+    elif not from_this_machine((scope["client"] or (None,))[0], scope["headers"]):
+        raise ApiError(
+            "this answers from other machines only when server.admin_key is set", status=403, type="Forbidden"
+        )
+
+
+def is_operator(scope: Scope, server: Server) -> bool:
+    try:
+        require_operator(scope, server)
+    except ApiError:
+        return False
+    return True

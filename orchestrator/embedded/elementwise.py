@@ -33,6 +33,22 @@ def swiglu(gate: FloatArray, up: FloatArray, scratch: FloatArray) -> FloatArray:
     return gate
 
 
+def grouped(rows: FloatArray, lanes: int) -> FloatArray:
+    """Rows ``(count, features)`` as columns ``(groups, features, lanes)``, filled up with zeros."""
+    count, features = rows.shape
+    groups = -(-count // lanes)
+    filled = np.zeros((groups * lanes, features), dtype=np.float32)
+    filled[:count] = rows
+    return np.ascontiguousarray(filled.reshape(groups, lanes, features).transpose(0, 2, 1))
+
+
+def ungrouped(columns: FloatArray, count: int) -> FloatArray:
+    """The first ``count`` columns of ``(groups, features, lanes)`` as rows ``(count, features)``."""
+    groups, features, lanes = columns.shape
+    rows: FloatArray = columns.transpose(0, 2, 1).reshape(groups * lanes, features)[:count]
+    return rows
+
+
 class Rotary:
     """Rotary embedding of half-split pairs: of positions below ``max_positions``."""
 
@@ -48,13 +64,10 @@ class Rotary:
         """For ``turn``."""
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
-    def columns(self, start: int, end: int, width: int) -> Turns:
-        """For ``turn_columns`` of tokens at positions ``start…end-1`` in the first of ``width`` columns; the
-        other columns become zero."""
-        cos, sin = np.zeros((2, self._cos.shape[1], width), dtype=np.float32)
-        cos[:, : end - start] = self._cos[start:end].T
-        sin[:, : end - start] = self._sin[start:end].T
-        return cos, sin
+    def columns(self, start: int, end: int, lanes: int) -> Turns:
+        """For ``turn_columns`` of tokens at positions ``start…end-1``: each ``(groups, head_dim / 2,
+        lanes)``; columns beyond them become zero."""
+        return grouped(self._cos[start:end], lanes), grouped(self._sin[start:end], lanes)
 
     @staticmethod
     def turn(x: FloatArray, turns: Turns) -> FloatArray:
@@ -64,14 +77,14 @@ class Rotary:
         first, second = x[..., :half], x[..., half:]
         return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
-    @staticmethod
-    def turn_columns(x: FloatArray, turns: Turns, scratch: FloatArray) -> None:
-        """``(heads, head_dim, tokens)`` in place; ``scratch (2, heads, head_dim / 2, tokens)``."""
-        cos, sin = turns
-        half = x.shape[1] // 2
-        first, second = x[:, :half], x[:, half:]
-        across = np.multiply(first, sin, out=scratch[0])
-        first *= cos
-        first -= np.multiply(second, sin, out=scratch[1])
-        second *= cos
-        second += across
+
+def turn_columns(x: FloatArray, turns: Turns, scratch: FloatArray) -> None:
+    """``(groups, heads, head_dim, lanes)`` in place; ``scratch (2, groups, heads, head_dim / 2, lanes)``."""
+    cos, sin = (part[:, None] for part in turns)
+    half = x.shape[2] // 2
+    first, second = x[:, :, :half], x[:, :, half:]
+    across = np.multiply(first, sin, out=scratch[0])
+    first *= cos
+    first -= np.multiply(second, sin, out=scratch[1])
+    second *= cos
+    second += across

@@ -1,257 +1,430 @@
-"""Products of weight matrices with activations, for prefill: compiled for the CPU at hand, or by BLAS.
+"""What the compiled steps of prefill compute, written for vectors (``machine_code``).
 
-Theory of operation. A BLAS rearranges both factors before it multiplies, which for a few dozen columns costs
-as much as the multiplication, and it cannot be told that the weights are the same every time. The compiled
-kernel reads the weights where they lie: a tile of rows times a panel of columns stays in registers while the
-sum runs over the features; only the activations are rearranged, into panels. The next tile's weights are
-fetched ahead. A number is summed in the order of the features, by fused multiply-adds, whatever the tile and
-the panel.
+Theory of operation. Activations lie in groups of as many tokens as a vector has lanes,
+``(groups, features, lanes)``: every step is the same for all lanes, and nothing is rearranged between steps.
 
-The kernel is written in LLVM's intermediate language and compiled in a few hundredths of a second. It needs
-``llvmlite`` and an x86 CPU with fused multiply-adds; without either, BLAS multiplies.
+A product reads the weights where they lie, one float at a time in all lanes: a tile of rows times three
+groups stays in registers while the sum runs over the features. A BLAS rearranges both factors first, which
+for a few dozen tokens costs as much as the multiplication, and cannot be told that weights are the same every
+time. The next tile's rows are fetched ahead.
+
+A number is summed in the order of the features, or of the keys, by fused multiply-adds, whatever the tile,
+the lanes and the groups beside it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-
-from orchestrator.embedded.scratch import Scratch
-from orchestrator.embedded.weights import FloatArray
+from orchestrator.embedded.machine_code import Module, Registers, Value, Writer
 
 LINE_FLOATS = 16
 """Floats of a cache line."""
 
+BLOCK_ROWS = 192
+"""Rows of a matrix that are multiplied with all groups before the next ones are read: a part of the
+second-level cache. A multiple of every ``Registers.rows``."""
 
-class Products(Protocol):
-    """``columns``: activations have a multiple of so many columns. ``describe``: equal when the bits are."""
+OWN_SCRATCH = frozenset({"attend"})
+"""Kernels whose first pointer is memory of the thread."""
 
-    columns: int
-    describe: str
+BLOCK_KEYS = 128
+"""Keys that are attended to at a time: their scores stay in the first-level cache."""
 
-    def arranged(self, x: FloatArray, scratch: Scratch) -> FloatArray:
-        """``x (features, columns)`` in the form that ``multiply`` takes; valid until the next call."""
-
-    def multiply(self, matrix: FloatArray, arranged: FloatArray, out: FloatArray) -> None:
-        """``matrix @ x`` into ``out``. Both have contiguous rows."""
-
-
-class BlasProducts:
-    columns = 8  # an odd number makes OpenBLAS a sixth slower
-    describe = "BLAS products"
-
-    def arranged(self, x: FloatArray, scratch: Scratch) -> FloatArray:
-        return x
-
-    def multiply(self, matrix: FloatArray, arranged: FloatArray, out: FloatArray) -> None:
-        np.matmul(matrix, arranged, out=out)
+MOST_GROUPS = 3
+"""Groups of a tile."""
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What is summed in registers: ``rows`` of the matrix by ``vectors`` of ``lanes`` columns."""
-
-    rows: int
-    vectors: int
-    lanes: int
-
-    @property
-    def columns(self) -> int:
-        return self.vectors * self.lanes
-
-    @property
-    def name(self) -> str:
-        return f"tile_{self.rows}x{self.columns}"
-
-
-Kernel = Callable[[int, int, int, int, int, int, int, int], None]
-"""Address of matrix, panels and out; rows, features, panels; floats from row to row of matrix and out."""
-
-
-class CompiledProducts:
-    """``tiles``: of 2 and of 1 vectors, each with as many rows as fit the registers and with one."""
-
-    def __init__(self, lanes: int, rows: int, compiled: Callable[[list[Tile]], dict[Tile, Kernel]]) -> None:
-        self.columns = lanes
-        self.describe = f"compiled products, {lanes} lanes"
-        self._wide = [Tile(rows, 2, lanes), Tile(1, 2, lanes)]
-        self._narrow = [Tile(rows, 1, lanes), Tile(1, 1, lanes)]
-        self._kernels = compiled(self._wide + self._narrow)
-
-    def arranged(self, x: FloatArray, scratch: Scratch) -> FloatArray:
-        """``(features * columns,)``: panels of two vectors, and one of one vector if columns are left."""
-        features, width = x.shape
-        panel = 2 * self.columns
-        wide = width // panel * panel
-        flat = scratch.take("panels", features * width)
-        panels = flat[: features * wide].reshape(-1, features, panel)
-        np.copyto(panels, x[:, :wide].reshape(features, -1, panel).transpose(1, 0, 2))
-        flat[features * wide :].reshape(features, -1)[:] = x[:, wide:]
-        return flat
-
-    def multiply(self, matrix: FloatArray, arranged: FloatArray, out: FloatArray) -> None:
-        features, width = matrix.shape[1], out.shape[1]
-        panel = 2 * self.columns
-        panels = width // panel
-        source, target = arranged.ctypes.data, out.ctypes.data
-        if panels:
-            self._run(self._wide, matrix, source, target, panels, width)
-        if width % panel:
-            done = panels * panel
-            self._run(self._narrow, matrix, source + 4 * done * features, target + 4 * done, 1, width)
-
-    def _run(
-        self, tiles: list[Tile], matrix: FloatArray, source: int, target: int, panels: int, width: int
-    ) -> None:
-        rows, features = matrix.shape
-        address, done = matrix.ctypes.data, 0
-        for tile in tiles:
-            count = (rows - done) // tile.rows * tile.rows
-            if count:
-                self._kernels[tile](
-                    address + 4 * done * features,
-                    source,
-                    target + 4 * done * width,
-                    *(count, features, panels, features, width),
-                )
-            done += count
-
-
-def best_products() -> Products:
-    """Compiled if that is possible here."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return BlasProducts()
-    try:
-        import llvmlite.binding as llvm
-    except ImportError:
-        return BlasProducts()
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
-        return CompiledProducts(16, 12, _compile)
-    if features.get("fma") and features.get("avx2"):
-        return CompiledProducts(8, 6, _compile)
-    return BlasProducts()
-
-
-def _compile(tiles: list[Tile]) -> dict[Tile, Kernel]:
-    """Machine code for this CPU, which lives as long as the process."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    # LLVM avoids the widest vectors unless it is told not to.
-    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-    module = llvm.parse_assembly("\n".join([_declarations(tiles[0].lanes), *map(source_of, tiles)]))
-    module.triple = llvm.get_default_triple()
-    module.data_layout = str(machine.target_data)
-    module.verify()
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _ENGINES.append(engine)
-    signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 5)
-    return {tile: signature(engine.get_function_address(tile.name)) for tile in tiles}
-
-
-_ENGINES: list[object] = []
-"""Own the machine code."""
-
-
-def _declarations(lanes: int) -> str:
-    vector = f"<{lanes} x float>"
-    return (
-        f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})\n"
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
-    )
-
-
-def source_of(tile: Tile) -> str:
-    """The kernel of a tile shape: panels, in them tiles of rows, in them features.
-
-    Unrolled by tile: every sum has a name, so that it is given a register.
-    """
-    vector, width = f"<{tile.lanes} x float>", tile.columns
-    rows, sums = range(tile.rows), [(i, j) for i in range(tile.rows) for j in range(tile.vectors)]
-    lines = [
-        f"define void @{tile.name}(ptr noalias readonly %matrix, ptr noalias readonly %panels, "
-        "ptr noalias %out, i64 %rows, i64 %features, i64 %count, i64 %stride, i64 %out_stride) {",
-        "entry:",
-        f"  %panel_floats = mul i64 %features, {width}",
-        "  br label %panel",
-        "panel:",
-        "  %p = phi i64 [0, %entry], [%p_next, %panel_end]",
-        "  %panel_at = mul i64 %p, %panel_floats",
-        "  %x = getelementptr float, ptr %panels, i64 %panel_at",
-        f"  %column = mul i64 %p, {width}",
-        "  %out_panel = getelementptr float, ptr %out, i64 %column",
-        "  br label %tile",
-        "tile:",
-        "  %r = phi i64 [0, %panel], [%r_next, %store]",
-        "  %row_at = mul i64 %r, %stride",
-        "  %w0 = getelementptr float, ptr %matrix, i64 %row_at",
-        *(f"  %w{i} = getelementptr float, ptr %w{i - 1}, i64 %stride" for i in rows[1:]),
-        "  br label %feature",
-        "feature:",
-        "  %k = phi i64 [0, %tile], [%k_next, %feature]",
-        *(f"  %s{i}_{j} = phi {vector} [zeroinitializer, %tile], [%t{i}_{j}, %feature]" for i, j in sums),
-        # One line of a row of the next tile with each step: of all rows in as many steps as a line is long.
-        f"  %ahead = and i64 %k, {LINE_FLOATS - 1}",
-        f"  %ahead_row = add i64 %ahead, {tile.rows}",
-        f"  %ahead_column = and i64 %k, {-LINE_FLOATS}",
-        "  %ahead_rows = mul i64 %ahead_row, %stride",
-        "  %ahead_at = add i64 %ahead_rows, %ahead_column",
-        "  %line = getelementptr float, ptr %w0, i64 %ahead_at",
-        "  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 3, i32 1)",
-        f"  %k_at = mul i64 %k, {width}",
+def write_kernels(module: Module, kind: Registers) -> list[Writer]:
+    """Each is described where it is written."""
+    tiles = {
+        (rows, groups): _write_tile(module, rows, groups)
+        for rows in (kind.rows, 1)
+        for groups in range(1, MOST_GROUPS + 1)
+    }
+    product = _write_product(module, kind.rows, tiles)
+    return [
+        product,
+        _write_normalize(module),
+        _write_turn(module),
+        _write_gate(module),
+        _write_keep(module),
+        _write_attend(module, product, _write_collect(module)),
     ]
-    for j in range(tile.vectors):
-        lines += [
-            f"  %x_at{j} = add i64 %k_at, {j * tile.lanes}",
-            f"  %x_ptr{j} = getelementptr float, ptr %x, i64 %x_at{j}",
-            f"  %x{j} = load {vector}, ptr %x_ptr{j}, align 4",
-        ]
-    for i in rows:
-        lines += [
-            f"  %w_ptr{i} = getelementptr float, ptr %w{i}, i64 %k",
-            f"  %w_one{i} = load float, ptr %w_ptr{i}, align 4",
-            f"  %w_low{i} = insertelement {vector} poison, float %w_one{i}, i32 0",
-            f"  %w_all{i} = shufflevector {vector} %w_low{i}, {vector} poison, "
-            f"<{tile.lanes} x i32> zeroinitializer",
-        ]
-    call = f"call {vector} @llvm.fma.v{tile.lanes}f32"
-    lines += [
-        f"  %t{i}_{j} = {call}({vector} %w_all{i}, {vector} %x{j}, {vector} %s{i}_{j})" for i, j in sums
-    ]
-    lines += [
-        "  %k_next = add i64 %k, 1",
-        "  %more_features = icmp ult i64 %k_next, %features",
-        "  br i1 %more_features, label %feature, label %store",
-        "store:",
-        "  %out_at = mul i64 %r, %out_stride",
-        "  %o0 = getelementptr float, ptr %out_panel, i64 %out_at",
-        *(f"  %o{i} = getelementptr float, ptr %o{i - 1}, i64 %out_stride" for i in rows[1:]),
-    ]
-    for i, j in sums:
-        lines += [
-            f"  %o_ptr{i}_{j} = getelementptr float, ptr %o{i}, i64 {j * tile.lanes}",
-            f"  store {vector} %t{i}_{j}, ptr %o_ptr{i}_{j}, align 4",
-        ]
-    lines += [
-        f"  %r_next = add i64 %r, {tile.rows}",
-        "  %more_rows = icmp ult i64 %r_next, %rows",
-        "  br i1 %more_rows, label %tile, label %panel_end",
-        "panel_end:",
-        "  %p_next = add i64 %p, 1",
-        "  %more_panels = icmp ult i64 %p_next, %count",
-        "  br i1 %more_panels, label %panel, label %done",
-        "done:",
-        "  ret void",
-        "}",
-    ]
-    return "\n".join(lines)
+
+
+def _write_tile(module: Module, rows: int, groups: int) -> Writer:
+    """``tile(matrix, x, out, tiles, features, row_stride, feature_stride, x_stride, out_stride, adds)``:
+    ``rows`` rows of ``out`` at a time, ``tiles`` times. Unrolled: every sum has a name, so that it gets a
+    register."""
+    w = module.function(f"tile_{rows}x{groups}", 3, 7)
+    matrix, x, out, tiles, features, row_stride, feature_stride, x_stride, out_stride, adds = w.arguments
+    adding = w.build.icmp_signed("!=", adds, w.number(0))
+    sources = [w.at(x, w.times(x_stride, j)) for j in range(groups)]
+    sums = [(i, j) for i in range(rows) for j in range(groups)]
+
+    def tile(number: Value, _: list[Value]) -> None:
+        top = w.at(matrix, w.times(number, row_stride, rows))
+        tops = [w.at(top, w.times(row_stride, i)) for i in range(rows)]
+
+        def feature(k: Value, totals: list[Value]) -> list[Value]:
+            # One line of a row of the next tiles with each step: as many rows as there are steps to a line.
+            ahead = w.build.add(w.build.and_(k, w.number(LINE_FLOATS - 1)), w.number(rows))
+            line = w.build.and_(k, w.number(-LINE_FLOATS))
+            w.prefetch(w.at(top, w.times(ahead, row_stride), w.times(line, feature_stride)))
+            columns = [w.load(w.at(source, w.times(k, w.lanes))) for source in sources]
+            offset = w.times(k, feature_stride)
+            weights = [w.load_one(w.at(pointer, offset)) for pointer in tops]
+            return [
+                w.fused(weights[i], columns[j], total) for (i, j), total in zip(sums, totals, strict=True)
+            ]
+
+        totals = w.repeat(features, feature, [w.all(0.0)] * len(sums))
+        target = w.at(out, w.times(number, rows * w.lanes))
+        for (i, j), total in zip(sums, totals, strict=True):
+            place = w.at(target, w.times(out_stride, j), w.number(i * w.lanes))
+            more = w.build.fadd(w.load(place), total)
+            w.store(w.build.select(adding, more, total), place)
+
+    w.repeat(tiles, tile)
+    w.end()
+    return w
+
+
+def _write_product(module: Module, tile_rows: int, tiles: dict[tuple[int, int], Writer]) -> Writer:
+    """``product(matrix, x, out, rows, features, groups, row_stride, feature_stride, x_stride, out_stride,
+    adds)``: ``out = matrix @ x``, or ``out += …`` unless ``adds`` is 0. Strides of ``x`` and ``out`` are from
+    group to group. At least one of each."""
+    w = module.function("product", 3, 8)
+    matrix, x, out, rows, features, groups, row_stride, *others = w.arguments
+    _, x_stride, out_stride, _ = others
+    b = w.build
+    # Threes, but rather two pairs than three and one.
+    threes = b.sdiv(groups, w.number(3))
+    one_left = b.icmp_signed("==", b.srem(groups, w.number(3)), w.number(1))
+    several = b.icmp_signed(">", threes, w.number(0))
+    threes = b.sub(threes, b.zext(b.and_(one_left, several), module.integer))
+    rest = b.sub(groups, w.times(threes, 3))
+    counts = {3: threes, 2: b.sdiv(rest, w.number(2)), 1: b.srem(rest, w.number(2))}
+    firsts = {3: w.number(0), 2: w.times(threes, 3), 1: b.sub(groups, counts[1])}
+
+    def block(number: Value, _: list[Value]) -> None:
+        first_row = w.times(number, BLOCK_ROWS)
+        height = w.least(w.number(BLOCK_ROWS), b.sub(rows, first_row))
+        whole, left = b.sdiv(height, w.number(tile_rows)), b.srem(height, w.number(tile_rows))
+        for wide in range(MOST_GROUPS, 0, -1):
+
+            def columns(index: Value, _: list[Value], wide: int = wide) -> None:
+                group = b.add(firsts[wide], w.times(index, wide))
+                source = w.at(x, w.times(group, x_stride))
+                target = w.at(out, w.times(group, out_stride))
+                for count, start, height in ((whole, None, tile_rows), (left, whole, 1)):
+                    row = first_row if start is None else b.add(first_row, w.times(start, tile_rows))
+                    with b.if_then(b.icmp_signed(">", count, w.number(0))):
+                        w.call(
+                            tiles[height, wide],
+                            w.at(matrix, w.times(row, row_stride)),
+                            source,
+                            w.at(target, w.times(row, w.lanes)),
+                            *(count, features, row_stride, *others),
+                        )
+
+            w.repeat(counts[wide], columns, maybe_none=True)
+
+    w.repeat(b.sdiv(b.add(rows, w.number(BLOCK_ROWS - 1)), w.number(BLOCK_ROWS)), block)
+    w.end()
+    return w
+
+
+def _write_normalize(module: Module) -> Writer:
+    """``normalize(x, weight, out, groups, features, epsilon)``: RMSNorm."""
+    w = module.function("normalize", 3, 2, 1)
+    x, weight, out, groups, features, epsilon = w.arguments
+    b = w.build
+    count = b.sitofp(features, module.float)
+
+    def group(number: Value, _: list[Value]) -> None:
+        start = w.times(number, features, w.lanes)
+        source, target = w.at(x, start), w.at(out, start)
+
+        def square(k: Value, totals: list[Value]) -> list[Value]:
+            value = w.load(w.at(source, w.times(k, w.lanes)))
+            return [w.fused(value, value, totals[0])]
+
+        total = w.repeat(features, square, [w.all(0.0)])[0]
+        mean = b.fdiv(total, w.all(count))
+        scale = b.fdiv(w.all(1.0), w.unary("sqrt", b.fadd(mean, w.all(epsilon))))
+
+        def write(k: Value, _: list[Value]) -> None:
+            at = w.times(k, w.lanes)
+            w.store(
+                b.fmul(b.fmul(w.load(w.at(source, at)), scale), w.load_one(w.at(weight, k))), w.at(target, at)
+            )
+
+        w.repeat(features, write)
+
+    w.repeat(groups, group)
+    w.end()
+    return w
+
+
+def _write_turn(module: Module) -> Writer:
+    """``turn(x, cos, sin, groups, heads, half, scale)``: the rotary embedding of half-split pairs, in place,
+    and all times ``scale``. ``x (groups, heads, 2 * half, lanes)``; ``cos`` and ``sin (groups, half,
+    lanes)``."""
+    w = module.function("turn", 3, 3, 1)
+    x, cos, sin, groups, heads, half, scale = w.arguments
+    b = w.build
+    factor = w.all(scale)
+
+    def group(number: Value, _: list[Value]) -> None:
+        def head(index: Value, _: list[Value]) -> None:
+            start = w.times(b.add(w.times(number, heads), index), half, 2 * w.lanes)
+
+            def pair(k: Value, _: list[Value]) -> None:
+                angle = w.times(b.add(w.times(number, half), k), w.lanes)
+                c, s = w.load(w.at(cos, angle)), w.load(w.at(sin, angle))
+                near = w.at(x, start, w.times(k, w.lanes))
+                far = w.at(near, w.times(half, w.lanes))
+                first, second = w.load(near), w.load(far)
+                w.store(b.fmul(b.fsub(b.fmul(first, c), b.fmul(second, s)), factor), near)
+                w.store(b.fmul(b.fadd(b.fmul(second, c), b.fmul(first, s)), factor), far)
+
+            w.repeat(half, pair)
+
+        w.repeat(heads, head)
+
+    w.repeat(groups, group)
+    w.end()
+    return w
+
+
+def _write_gate(module: Module) -> Writer:
+    """``gate(gate, up, groups, rows, stride)``: ``silu(gate) * up`` in place of ``gate``, ``stride`` from
+    group to group of both."""
+    w = module.function("gate", 2, 3)
+    gate, up, groups, rows, stride = w.arguments
+    b = w.build
+
+    def group(number: Value, _: list[Value]) -> None:
+        start = w.times(number, stride)
+
+        def row(k: Value, _: list[Value]) -> None:
+            at = b.add(start, w.times(k, w.lanes))
+            value = w.load(w.at(gate, at))
+            divisor = b.fadd(_exponential(w, b.fneg(value)), w.all(1.0))
+            w.store(b.fmul(b.fdiv(value, divisor), w.load(w.at(up, at))), w.at(gate, at))
+
+        w.repeat(rows, row)
+
+    w.repeat(groups, group)
+    w.end()
+    return w
+
+
+def _write_keep(module: Module) -> Writer:
+    """``keep(x, target, places, tokens, heads, dim, plane)``: ``x (groups, heads, dim, lanes)`` of so many
+    tokens as rows, the first head's at offsets ``places``, the next one's ``plane`` further. There is an
+    offset for every lane, those beyond the tokens meaning nothing."""
+    w = module.function("keep", 3, 4)
+    x, target, places, tokens, heads, dim, plane = w.arguments
+    b = w.build
+
+    def group(number: Value, _: list[Value]) -> None:
+        before = w.times(number, w.lanes)
+        own, offsets = b.sub(tokens, before), w.integers_at(places, before)
+
+        def head(index: Value, _: list[Value]) -> None:
+            source = w.at(x, w.times(b.add(w.times(number, heads), index), dim, w.lanes))
+            rows = w.at(target, w.times(index, plane))
+
+            def feature(k: Value, _: list[Value]) -> None:
+                w.scatter(w.load(w.at(source, w.times(k, w.lanes))), w.at(rows, k), offsets, own)
+
+            w.repeat(dim, feature)
+
+        w.repeat(heads, head)
+
+    w.repeat(b.sdiv(b.add(tokens, w.number(w.lanes - 1)), w.number(w.lanes)), group)
+    w.end()
+    return w
+
+
+def _write_collect(module: Module) -> Writer:
+    """``collect(source, out, places, rows, dim)``: rows at offsets ``places`` one after the other."""
+    w = module.function("collect", 3, 2)
+    source, out, places, rows, dim = w.arguments
+    b = w.build
+
+    def row(index: Value, _: list[Value]) -> None:
+        near, target = w.at(source, w.integer_at(places, index)), w.at(out, w.times(index, dim))
+
+        def feature(k: Value, _: list[Value]) -> None:
+            number = b.load(w.at(near, k), align=4, typ=module.float)
+            b.store(number, w.at(target, k), align=4)
+
+        w.repeat(dim, feature)
+
+    w.repeat(rows, row)
+    w.end()
+    return w
+
+
+def _write_attend(module: Module, product: Writer, collect: Writer) -> Writer:
+    """``attend(scratch, queries, keys, values, mixed, places, scattered, first, end, start, tokens, heads,
+    dim, stride)``: attention of groups ``first…end-1`` of a slice of ``tokens`` tokens, the first of which is
+    at position ``start``. ``heads`` query heads share the keys and values, rows of ``dim`` numbers: one after
+    the other from the first one's place on or, if ``scattered`` is not 0, each at its own of ``places``.
+    ``queries`` and ``mixed (heads, dim, lanes)`` with ``stride`` from group to group. Lanes beyond the tokens
+    become zero. ``scratch`` has room for ``attend_scratch`` floats."""
+    w = module.function("attend", 6, 8)
+    scratch, queries, keys, values, mixed, places = w.arguments[:6]
+    scattered, first, end, start, tokens, heads, dim, stride = w.arguments[6:]
+    b = w.build
+    one = w.number(1)
+    of_head = w.times(dim, w.lanes)
+    most = b.add(start, w.least(tokens, w.times(end, w.lanes)))
+    rows = w.times(most, dim)
+    apart = b.icmp_signed("!=", scattered, w.number(0))
+    with b.if_then(apart):
+        w.call(collect, keys, scratch, places, most, dim)
+        w.call(collect, values, w.at(scratch, rows), places, most, dim)
+    origin = w.integer_at(places, 0)
+    keys = b.select(apart, scratch, w.at(keys, origin))
+    values = b.select(apart, w.at(scratch, rows), w.at(values, origin))
+    largest = b.select(apart, w.at(scratch, w.times(rows, 2)), scratch)
+    sums = w.at(largest, w.times(heads, w.lanes))
+    scores = w.at(sums, w.times(heads, w.lanes))
+
+    def group(index: Value, _: list[Value]) -> None:
+        number = b.add(first, index)
+        before = w.times(number, w.lanes)
+        own = w.least(w.number(w.lanes), b.sub(tokens, before))
+        near = b.add(start, before)
+        known = b.add(near, own)
+        offset = w.times(number, stride)
+        query, target = w.at(queries, offset), w.at(mixed, offset)
+
+        def each(step: Callable[[Value, Value], None]) -> None:
+            """Of every head: its number, and where what it gets begins."""
+            w.repeat(heads, lambda head, _: step(head, w.at(target, w.times(head, of_head))))
+
+        def begin(head: Value, _: Value) -> None:
+            w.store(w.all(float("-inf")), w.at(largest, w.times(head, w.lanes)))
+            w.store(w.all(0.0), w.at(sums, w.times(head, w.lanes)))
+
+        each(begin)
+
+        def block(number: Value, _: list[Value]) -> None:
+            first_key = w.times(number, BLOCK_KEYS)
+            count = w.least(w.number(BLOCK_KEYS), b.sub(known, first_key))
+            of_scores, skipped = w.times(count, w.lanes), w.times(first_key, dim)
+            strides = (dim, one, of_head, of_scores)
+            w.call(product, w.at(keys, skipped), query, scores, count, dim, heads, *strides, w.number(0))
+
+            def weigh(head: Value, into: Value) -> None:
+                column, place = w.at(scores, w.times(head, of_scores)), w.times(head, w.lanes)
+                _hide(w, column, b.sub(near, first_key), count)
+                kept = _softmax(w, column, count, w.at(largest, place), w.at(sums, place))
+                with b.if_then(b.icmp_signed(">", number, w.number(0))):
+                    _scale(w, into, dim, kept)
+
+            each(weigh)
+            strides = (one, dim, of_scores, of_head)
+            w.call(product, w.at(values, skipped), scores, target, dim, count, heads, *strides, number)
+
+        w.repeat(b.sdiv(b.add(known, w.number(BLOCK_KEYS - 1)), w.number(BLOCK_KEYS)), block)
+
+        def finish(head: Value, into: Value) -> None:
+            there = b.icmp_signed("<", w.lane_numbers(), w.all_integers(own))
+            total = w.load(w.at(sums, w.times(head, w.lanes)))
+            _scale(w, into, dim, b.select(there, b.fdiv(w.all(1.0), total), w.all(0.0)))
+
+        each(finish)
+
+    w.repeat(b.sub(end, first), group)
+    w.end()
+    return w
+
+
+def attend_scratch(copied: int, heads: int, dim: int, lanes: int) -> int:
+    """Floats of scratch that ``attend`` needs: keys and values of as many tokens, if they are scattered;
+    scores of a block, the largest so far and sums."""
+    return 2 * copied * dim + heads * (BLOCK_KEYS + 2) * lanes
+
+
+def _hide(w: Writer, scores: Value, near: Value, count: Value) -> None:
+    """No query sees a key after its own: ``scores`` are of ``count`` keys, the ``near``-th of which is that
+    of the first query."""
+    b = w.build
+    first = b.select(b.icmp_signed(">", near, w.number(0)), near, w.number(0))
+
+    def key(index: Value, _: list[Value]) -> None:
+        number = b.add(first, index)
+        place = w.at(scores, w.times(number, w.lanes))
+        earlier = b.icmp_signed("<", w.lane_numbers(), w.all_integers(b.sub(number, near)))
+        w.store(b.select(earlier, w.all(float("-inf")), w.load(place)), place)
+
+    w.repeat(b.sub(count, first), key, maybe_none=True)
+
+
+def _softmax(w: Writer, scores: Value, count: Value, largest: Value, sums: Value) -> Value:
+    """``exp(score - largest so far)`` of ``count`` keys in place; brings ``largest`` and ``sums`` of all keys
+    so far up to date. What came of the keys before is worth so much now."""
+    b = w.build
+
+    def at(key: Value) -> Value:
+        return w.at(scores, w.times(key, w.lanes))
+
+    before = w.load(largest)
+    top = w.repeat(count, lambda key, best: [w.larger(w.load(at(key)), best[0])], [before])[0]
+    w.store(top, largest)
+
+    def weigh(key: Value, totals: list[Value]) -> list[Value]:
+        weight = _exponential(w, b.fsub(w.load(at(key)), top))
+        w.store(weight, at(key))
+        return [b.fadd(totals[0], weight)]
+
+    kept = _exponential(w, b.fsub(before, top))
+    w.store(w.repeat(count, weigh, [b.fmul(w.load(sums), kept)])[0], sums)
+    return kept
+
+
+def _scale(w: Writer, x: Value, rows: Value, factor: Value) -> None:
+    """``x (rows, lanes)`` times ``factor``, in place."""
+
+    def row(k: Value, _: list[Value]) -> None:
+        at = w.at(x, w.times(k, w.lanes))
+        w.store(w.build.fmul(w.load(at), factor), at)
+
+    w.repeat(rows, row)
+
+
+LARGEST_EXPONENT, LEAST_EXPONENT = 88.0, -87.0
+LOG2_E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+EXPONENTIAL = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+"""Of the polynomial for ``exp`` in Cephes' ``expf``: two units in the last place at the most."""
+
+
+def _exponential(w: Writer, x: Value) -> Value:
+    """``exp(x)``; 0 below ``LEAST_EXPONENT``, and no larger than that of ``LARGEST_EXPONENT``."""
+    b = w.build
+    bounded = w.larger(w.smaller(x, w.all(LARGEST_EXPONENT)), w.all(LEAST_EXPONENT))
+    power = w.unary("rint", b.fmul(bounded, w.all(LOG2_E)))
+    rest = w.fused(power, w.all(-LN2_HIGH), bounded)
+    rest = w.fused(power, w.all(-LN2_LOW), rest)
+    total = w.all(EXPONENTIAL[0])
+    for coefficient in EXPONENTIAL[1:]:
+        total = w.fused(total, rest, w.all(coefficient))
+    total = w.fused(total, b.fmul(rest, rest), b.fadd(rest, w.all(1.0)))
+    exponent = b.add(b.fptosi(power, w.module.integers), w.all_integers(127))
+    raised = b.bitcast(b.shl(exponent, w.all_integers(23)), w.module.vector)
+    seen = b.fcmp_ordered(">=", x, w.all(LEAST_EXPONENT))
+    return b.select(seen, b.fmul(total, raised), w.all(0.0))

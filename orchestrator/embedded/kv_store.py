@@ -131,6 +131,7 @@ class SequenceKV:
 
     def __init__(self, data: FloatArray, blocks: Sequence[int]) -> None:
         layers, two, heads, _, self._block_size, dim = data.shape
+        self.layers = layers
         used = np.asarray(blocks, dtype=np.intp)
         first, end = int(used[0]), int(used[0]) + len(used)
         run = np.array_equal(used, np.arange(first, end))
@@ -158,3 +159,19 @@ class SequenceKV:
         block, slot = np.divmod(np.arange(start, end), self._block_size)
         self._data[layer, 0][:, self._blocks[block], slot] = keys
         self._data[layer, 1][:, self._blocks[block], slot] = values
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the blocks are not one run."""
+        return self._run is None
+
+    def planes(self, layer: int, kind: int) -> FloatArray:
+        """All keys (``kind`` 0) or values (1) of the store, ``(kv_heads, places, head_dim)``."""
+        _, heads, _, dim = self._shape
+        planes: FloatArray = self._data[layer, kind].reshape(heads, -1, dim)
+        return planes
+
+    def offsets(self, room: int) -> npt.NDArray[np.int64]:
+        """Where each position lies in a head's plane, in numbers; then ``room`` more integers."""
+        slots = self._blocks[:, None] * self._block_size + np.arange(self._block_size)
+        return np.concatenate([slots.reshape(-1) * self._shape[-1], np.zeros(room, dtype=np.int64)])

@@ -23,10 +23,10 @@ import numpy as np
 
 from orchestrator.embedded.backend import DecodeRow
 from orchestrator.embedded.elementwise import Rotary, rms_norm, swiglu
-from orchestrator.embedded.kernels import Products
 from orchestrator.embedded.kv_store import KVLayout, KVStore, SequenceKV
 from orchestrator.embedded.prefill import ChunkPass
 from orchestrator.embedded.projection import WIDTHS, Projection, joined, padded, rows_are_independent
+from orchestrator.embedded.steps import Steps
 from orchestrator.embedded.weights import FloatArray, LayerWeights, ModelConfig, Weights
 from orchestrator.embedded.workers import Piece, Workers
 
@@ -51,7 +51,7 @@ class Llama:
         weights: Weights,
         store: KVStore,
         max_positions: int,
-        products: Products,
+        steps: Steps,
         workers: Workers,
     ) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class Llama:
         self._weights = weights
         self._workers = workers
         self._rotary = Rotary(config, max_positions)
-        self._chunk = ChunkPass(config, weights, store, self._rotary, products, workers)
+        self._chunk = ChunkPass(config, weights, store, self._rotary, steps, workers)
         self._scale = np.float32(config.head_dim**-0.5)
         self._layers = [_LayerProjections(layer) for layer in weights.layers]
         self._head = Projection((weights.head,))

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from orchestrator.embedded.arithmetic import best_steps
 from orchestrator.embedded.backend import Decoded, DecodeRow, PromptLogprobs, SequenceSource
-from orchestrator.embedded.kernels import best_products
 from orchestrator.embedded.kv_store import KVStore
 from orchestrator.embedded.llama import Llama
 from orchestrator.embedded.projection import WIDTHS
@@ -60,11 +60,11 @@ class ModelBackend:
         self.max_model_len = max_model_len or config.max_position_embeddings
         self.fingerprint = fingerprint(directory)
         self.store = KVStore(Llama.layout(config, block_size), blocks)
-        products = best_products()
+        steps = best_steps()
         weights = load_weights(directory, config)
-        self._model = Llama(config, weights, self.store, self.max_model_len, products, Workers(threads))
+        self._model = Llama(config, weights, self.store, self.max_model_len, steps, Workers(threads))
         rows = "together" if self._model.rows_together else "apart"
-        self.arithmetic = f"{describe_arithmetic(blas)}; rows {rows}; {products.describe}"
+        self.arithmetic = f"{describe_arithmetic(blas)}; rows {rows}; {steps.describe}"
         log.info("computes on %d threads with %s", threads, self.arithmetic)
 
     def open_sequence(self, prompt: Sequence[int], settings: SamplingSettings, index: int) -> SequenceSource:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.embedded.arithmetic import best_steps
 from orchestrator.embedded.backend import DecodeRow
-from orchestrator.embedded.kernels import BlasProducts, Products, best_products
 from orchestrator.embedded.kv_store import KVLayout, KVStore, runs
 from orchestrator.embedded.llama import Llama
+from orchestrator.embedded.numpy_steps import NumpySteps
+from orchestrator.embedded.steps import Steps
 from orchestrator.embedded.weights import ModelConfig, Weights, load_config, load_weights
 from orchestrator.embedded.workers import Workers
 from tests.orchestrator.embedded.engines import prompt
@@ -27,15 +29,13 @@ BLOCKS = 40
 def model(tiny_model: Path) -> Llama:
     config = load_config(tiny_model)
     store = KVStore(Llama.layout(config, 16), BLOCKS)
-    return Llama(config, load_weights(tiny_model, config), store, 512, best_products(), Workers(2))
+    return Llama(config, load_weights(tiny_model, config), store, 512, best_steps(), Workers(2))
 
 
-def rebuilt(
-    model: Llama, *, threads: int = 2, together: bool = True, products: Products | None = None
-) -> Llama:
+def rebuilt(model: Llama, *, threads: int = 2, together: bool = True, steps: Steps | None = None) -> Llama:
     """The same model with KV memory of its own."""
     store = KVStore(model.store.layout, BLOCKS)
-    other = Llama(model.config, model._weights, store, 512, products or best_products(), Workers(threads))
+    other = Llama(model.config, model._weights, store, 512, steps or best_steps(), Workers(threads))
     assert other.rows_together
     other.rows_together = together
     return other
@@ -99,12 +99,10 @@ def test_logits_are_those_of_the_definition(model: Llama, length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 17, 40, 300])
-def test_without_compiled_products_the_logits_are_those_of_the_definition_too(
-    model: Llama, length: int
-) -> None:
+def test_without_compiled_steps_the_logits_are_those_of_the_definition_too(model: Llama, length: int) -> None:
     tokens = prompt(length, seed=length)
     expected = reference_logits(model.config, model._weights, tokens)
-    got = run(rebuilt(model, products=BlasProducts()), tokens, tuple(range(BLOCKS)), chunk=512)
+    got = run(rebuilt(model, steps=NumpySteps()), tokens, tuple(range(BLOCKS)), chunk=512)
     assert np.abs(got - expected[-1]).max() < 1e-3
 
 
@@ -159,7 +157,7 @@ def test_scores_too_large_for_exp_are_handled(model: Llama) -> None:
     """Queries of a hundred times the size: the softmax is one-hot and must neither overflow nor vanish."""
     layers = tuple(dataclasses.replace(layer, q=layer.q * 100) for layer in model._weights.layers)
     sharp = dataclasses.replace(model._weights, layers=layers)
-    llama = Llama(model.config, sharp, KVStore(model.store.layout, BLOCKS), 512, best_products(), Workers(2))
+    llama = Llama(model.config, sharp, KVStore(model.store.layout, BLOCKS), 512, best_steps(), Workers(2))
     tokens = prompt(300, seed=2)
     with np.errstate(all="raise", under="ignore"):
         hidden = llama.prefill(tokens, 0, tuple(range(BLOCKS)), hidden=True)

@@ -16,7 +16,8 @@ from orchestrator.key_command import key
 from orchestrator.logs import configure_logging
 from orchestrator.server.preflight import check_files
 from orchestrator.server.processes import serve as serve_until_told
-from orchestrator.settings import ConfigError, Settings, merged, read_config
+from orchestrator.settings import ConfigError, Role, Settings, merged, read_config
+from orchestrator.status_command import status
 
 app = typer.Typer(
     help="OpenAI endpoint over render, prefill, decode and derender.",
@@ -81,9 +82,10 @@ def read_settings(config: Path | None, options: dict[str, Any]) -> Settings:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors())
         raise ConfigError("; ".join(faults)) from error
     check_files(settings)
-    for role in ("render", "decode"):
-        if not getattr(settings.members, role):
-            raise ConfigError(f"no {role} members: give --{role} URL or members.{role}")
+    needed: tuple[Role, ...] = ("render", "decode")
+    for role in needed:
+        if not settings.expects(role) and settings.membership.file is None:
+            raise ConfigError(f"no {role} members: give --{role} URL, members.{role} or a membership source")
     return settings
 
 
@@ -94,7 +96,8 @@ def _complaint(fault: ErrorDetails) -> str:
     return fault["msg"].removeprefix("Value error, ")
 
 
-# Their libraries (numpy, the demo's) are imported only when they run.
+# Their libraries (httpx, numpy, the demo's) are imported only when they run.
+app.command()(status)
 app.command()(key)
 app.command()(engine)
 app.command()(demo)

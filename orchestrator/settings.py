@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -17,6 +18,9 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from orchestrator.security_settings import Auth, MemberTls, ServerTls
+
+POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""Set in every pod."""
 
 _BASE_URL = re.compile(r"https?://[^/?#]+(/[^?#]*)?")
 
@@ -36,6 +40,9 @@ EngineSelection = Literal[
     "round_robin", "least_active", "power_of_two", "session_affinity", "prefix_affinity"
 ]
 Capability = Literal["structured_outputs", "thinking_token_budget", "bad_words"]
+Role = Literal["render", "prefill", "decode"]
+Scheme = Literal["http", "https"]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class Section(BaseModel):
@@ -60,7 +67,10 @@ class Server(Section):
     """Until they have arrived; a connection that sends nothing is closed after it too."""
     tls: ServerTls = ServerTls()
     admin_key: SecretStr | None = None
-    """Bearer token of operators, with ``auth`` for ``/metrics``. Without it they are on this machine."""
+    """Bearer token for ``/status`` and ``/admin``, with ``auth`` for ``/metrics`` too. Without it these
+    answer only from this machine."""
+    recent_requests: Count = 1024
+    """Whose hop latencies ``/status`` tells."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 
@@ -79,6 +89,101 @@ class Members(Section):
     @classmethod
     def _no_trailing_slash(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+class DnsMembers(Section):
+    """One name. Without ``port`` it is an SRV name."""
+
+    role: Role
+    name: Annotated[str, Field(min_length=1)]
+    port: Port | None = None
+    scheme: Scheme = "http"
+    generation: str = ""
+
+
+class KubernetesMembers(Section):
+    """One service, whose EndpointSlices are watched."""
+
+    role: Role
+    service: Annotated[str, Field(min_length=1)]
+    namespace: str | None = None
+    """The pod's own by default."""
+    port: Port | str | None = None
+    """Number or name; not needed where the slices have one port."""
+    scheme: Scheme = "http"
+    generation: str = ""
+    generation_label: str | None = None
+    """A label of the service, which its slices have too; wins over ``generation`` where it is set."""
+
+
+class Membership(Section):
+    """Where members come from beside ``members``. All are followed while the orchestrator runs."""
+
+    generation: str = ""
+    """Configuration generation of those in ``members``. Prefill and decode of different ones are never
+    paired; a render tier with one renders for that one alone, and without one for all."""
+    file: Path | None = None
+    file_interval: Seconds = 1.0
+    """After which the file is read again."""
+    dns: tuple[DnsMembers, ...] = ()
+    dns_server: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[0-9.]+):\d+$")] | None = None
+    """Address and port of the resolver; by default as the system is configured."""
+    dns_shortest: Seconds = 1.0
+    """A name is asked again when its time to live has passed, but not before this and not after the next."""
+    dns_longest: Seconds = 30.0
+    kubernetes: tuple[KubernetesMembers, ...] = ()
+    kubernetes_api: Url | None = None
+    """By default the API server of the cluster that this is a pod of, with the pod's token and CA."""
+    kubernetes_token: Path | None = None
+    kubernetes_ca: Path | None = None
+    kubernetes_watch: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
+    """After which a watch ends and a new one goes on; whole seconds."""
+    timeout: Seconds = 5.0
+    """For one answer of a resolver or an API server."""
+    retry: Seconds = 1.0
+    """After a failure of the API server; doubled for each further one, up to the next."""
+    retry_longest: Seconds = 30.0
+    event_bytes: Count = 4 * 2**20
+    """One event of a watch."""
+
+
+class Parity(Section):
+    """Members that disagree with the others are kept out."""
+
+    min_version: str | None = None
+    """Of engines; older ones are kept out."""
+    recheck: Seconds = 30.0
+    """After which what a member reports is read again, also when nothing has happened to it."""
+
+
+class DeclaredFacts(Section):
+    """Facts of engines that do not report them; they count as unverified. What an engine does report must be
+    equal."""
+
+    model: str | None = None
+    revision: str | None = None
+    tokenizer: str | None = None
+    """The fingerprint that the render tier's ``/ready`` tells."""
+    vocab_size: Count | None = None
+    max_model_len: Count | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    block_size: Count | None = None
+    kv_layout: str | None = None
+    tensor_parallel: Count | None = None
+    connector: str | None = None
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    lease_seconds: Seconds | None = None
+    version: str | None = None
+    tokens_only: bool | None = None
+    structured_outputs: bool | None = None
+
+
+class Declared(Section):
+    engines: DeclaredFacts = DeclaredFacts()
+    """Of all engines; the next two win over it."""
+    prefill: DeclaredFacts = DeclaredFacts()
+    decode: DeclaredFacts = DeclaredFacts()
 
 
 class Selections(Section):
@@ -254,6 +359,9 @@ class Settings(Section):
     server: Server = Server()
     auth: Auth = Auth()
     members: Members = Members()
+    membership: Membership = Membership()
+    declared: Declared = Declared()
+    parity: Parity = Parity()
     selection: Selections = Selections()
     kv_events: KvEvents = KvEvents()
     health: Health = Health()
@@ -284,6 +392,23 @@ class Settings(Section):
             raise ValueError("kv_events.endpoints needs the extra kv-events: pip install pyzmq")
         return self
 
+    @model_validator(mode="after")
+    def _sources_can_be_asked(self) -> Settings:
+        membership = self.membership
+        if membership.dns and importlib.util.find_spec("dns") is None:
+            raise ValueError("membership.dns needs the extra dns: pip install dnspython")
+        if membership.kubernetes and not membership.kubernetes_api and POD_VARIABLE not in os.environ:
+            raise ValueError(
+                f"membership.kubernetes outside a pod ({POD_VARIABLE} is not set) needs kubernetes_api"
+            )
+        return self
+
+    def expects(self, role: Role) -> bool:
+        """Whether there is a source of members of ``role``. What a file will say is not known."""
+        membership = self.membership
+        roles = {source.role for source in membership.dns} | {each.role for each in membership.kubernetes}
+        return bool(getattr(self.members, role)) or role in roles
+
     def indexes(self, role: str) -> bool:
         """Whether anything looks at what the members of ``role`` have cached."""
         by_policy = role == "decode" and self.policy.skip_prefill_below_uncached_tokens > 0
@@ -312,6 +437,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """The contents of a TOML, YAML or JSON file, by its suffix. Raises ``ConfigError``."""
     try:
         text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return parsed_config(path, text)
+
+
+def parsed_config(path: Path, text: str) -> dict[str, Any]:
+    """``text`` is the contents of ``path``. Raises ``ConfigError``."""
+    try:
         if path.suffix == ".toml":
             values: Any = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
@@ -320,7 +453,7 @@ def read_config(path: Path) -> dict[str, Any]:
             values = json.loads(text)
         else:
             raise ConfigError(f"{path}: the suffix must be .toml, .yaml, .yml or .json")
-    except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path}: {error}") from error

@@ -105,6 +105,10 @@ class Gate:
         return f"<Gate {self.name} active={self.active}/{self._limit} waiting={self.waiting}>"
 
     @property
+    def limit(self) -> int | None:
+        return self._limit
+
+    @property
     def full(self) -> bool:
         """Nobody more may even wait."""
         return not self._has_room and self.waiting >= self._max_waiting

@@ -56,7 +56,8 @@ class Facts:
 
     def over(self, other: Facts) -> Facts:
         """These, and where they are silent the other's."""
-        return replace(other, **dict(self.items()))
+        own: dict[str, Any] = dict(self.items())
+        return replace(other, **own)
 
 
 NOTHING: Final = Facts()

@@ -12,7 +12,7 @@ where it holds back EOS and stop token IDs; for stop strings derender honours it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -157,8 +157,10 @@ def continued(prompt: RenderedPrompt, output: list[int]) -> RenderedPrompt:
     )
 
 
-def out_of_vocabulary(token_ids: Iterable[int], vocab_size: int) -> int | None:
+def out_of_vocabulary(token_ids: Sequence[int], vocab_size: int) -> int | None:
     """The first ID that no engine may see (one such ID ends a real engine), or None."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return None
     return next((token for token in token_ids if not 0 <= token < vocab_size), None)
 
 

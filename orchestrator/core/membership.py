@@ -17,6 +17,9 @@ from orchestrator.core.parity import Role
 
 ROLES: tuple[Role, ...] = ("render", "prefill", "decode")
 
+Key = tuple[Role, str]
+"""Role and URL."""
+
 T = TypeVar("T")
 
 
@@ -31,7 +34,7 @@ class MemberSpec:
     declared: Facts = NOTHING
 
     @property
-    def key(self) -> tuple[Role, str]:
+    def key(self) -> Key:
         return self.role, self.url
 
 
@@ -47,18 +50,16 @@ class Change:
     """As they are now: drained or no longer, with other declarations."""
 
 
-def merged(lists: Iterable[Iterable[MemberSpec]]) -> dict[tuple[Role, str], MemberSpec]:
+def merged(lists: Iterable[Iterable[MemberSpec]]) -> dict[Key, MemberSpec]:
     """All sources' members; of one named twice the first counts."""
-    result: dict[tuple[Role, str], MemberSpec] = {}
+    result: dict[Key, MemberSpec] = {}
     for specs in lists:
         for spec in specs:
             result.setdefault(spec.key, spec)
     return result
 
 
-def change(
-    before: Mapping[tuple[Role, str], MemberSpec], now: Mapping[tuple[Role, str], MemberSpec]
-) -> Change:
+def change(before: Mapping[Key, MemberSpec], now: Mapping[Key, MemberSpec]) -> Change:
     """A member of another generation than before is another member at the same address."""
 
     def same(spec: MemberSpec, other: MemberSpec | None) -> bool:

@@ -16,6 +16,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from orchestrator.core.capabilities import Capabilities, Facts, Value
@@ -127,16 +128,20 @@ def _in_order(group: Sequence[Joiner]) -> list[Joiner]:
 
     def agreement(joiner: Joiner) -> int:
         known = joiner.capabilities.known
-        return sum(common[name, value] for name, value in known.items() if name in _compared(joiner, joiner))
+        return sum(
+            common[name, value]
+            for name, value in known.items()
+            if name in _compared(joiner.role, joiner.role)
+        )
 
     return sorted(group, key=lambda joiner: (not joiner.admitted, -agreement(joiner)))
 
 
-def _compared(joiner: Joiner, other: Joiner) -> tuple[str, ...]:
-    """What must be equal between the two."""
-    if joiner.role == "render":
-        return EQUAL_RENDERS
-    return EQUAL_ENGINES + EQUAL_IN_ROLE if joiner.role == other.role else EQUAL_ENGINES
+def _compared(role: Role, other: Role) -> tuple[str, ...]:
+    """What must be equal between members of the two roles."""
+    if "render" in (role, other):
+        return EQUAL_RENDERS if role == other else ()
+    return EQUAL_ENGINES + EQUAL_IN_ROLE if role == other else EQUAL_ENGINES
 
 
 def _with_itself(joiner: Joiner) -> list[Difference]:
@@ -191,17 +196,25 @@ def _with_others(joiner: Joiner, admitted: Sequence[Joiner]) -> list[Difference]
 
 def _between(joiner: Joiner, other: Joiner) -> Iterator[Difference]:
     own, others = joiner.capabilities.known, other.capabilities.known
-    for name in _compared(joiner, other):
+    for name, relation in _clashes(joiner.role, own, other.role, others):
+        yield _difference(name, own, others, relation, other.url)
+
+
+def _clashes(role: Role, own: Facts, other_role: Role, others: Facts) -> Iterator[tuple[str, Relation]]:
+    """The facts of two members that do not go together, each with what the second one needs of the first."""
+    for name in _compared(role, other_role):
         if _both(getattr(own, name), getattr(others, name)) and getattr(own, name) != getattr(others, name):
-            yield _difference(name, own, others, "equal", other.url)
-    if joiner.role == "decode" and other.role == "prefill":
-        for name in DECODE_AT_LEAST:
-            if _smaller(own, others, name):
-                yield _difference(name, own, others, "at_least", other.url)
-    if joiner.role == "prefill" and other.role == "decode":
-        for name in DECODE_AT_LEAST:
-            if _smaller(others, own, name):
-                yield _difference(name, own, others, "at_most", other.url)
+            yield name, "equal"
+    if role == "decode" and other_role == "prefill":
+        yield from ((name, "at_least") for name in DECODE_AT_LEAST if _smaller(own, others, name))
+    if role == "prefill" and other_role == "decode":
+        yield from ((name, "at_most") for name in DECODE_AT_LEAST if _smaller(others, own, name))
+
+
+@lru_cache(maxsize=4096)
+def fits(prefill: Facts, decode: Facts) -> bool:
+    """Whether KV of an engine of which the first is known may be pulled by one of which the second is."""
+    return not any(True for _ in _clashes("decode", decode, "prefill", prefill))
 
 
 def _both(own: Value | None, other: Value | None) -> bool:

@@ -129,9 +129,10 @@ class Transport:
             raise error_from_answer(hop, url, reply.status, reply.body)
         return reply
 
-    async def status(self, url: str, budget: float) -> int:
-        """The status of a GET whose answer does not matter. Raises ``HopError`` when there is none."""
-        return (await self._exchange("render", "GET", url, None, {}, budget)).status
+    async def get(self, url: str, budget: float) -> Reply:
+        """The answer to a GET, whatever its status; of one that is not 200 the beginning. Raises ``HopError``
+        when there is none."""
+        return await self._exchange("render", "GET", url, None, {}, budget)
 
     async def connect(self, hop: HopName, url: str, heartbeat: float) -> aiohttp.ClientWebSocketResponse:
         """A WebSocket. ``heartbeat``: seconds between pings that find out whether the other side is alive.

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from orchestrator.core.breaker import Breaker
+from orchestrator.core.capabilities import Capabilities
+from orchestrator.core.parity import Difference, fits
 from orchestrator.core.reported_cache import ReportedCache
 from orchestrator.core.selection import Candidate
+
+State = Literal["in", "joining", "down", "kept_out", "draining", "leaving"]
 
 
 class Member:
     """``probed`` is None until the first background probe has answered."""
 
-    __slots__ = ("active", "breaker", "probed", "reports", "url")
+    __slots__ = (
+        "active", "admitted", "breaker", "capabilities", "deaths", "differences", "draining", "generation",
+        "known", "leases", "leaving", "probed", "reports", "url",
+    )  # fmt: skip
 
-    def __init__(self, url: str, breaker: Breaker) -> None:
+    def __init__(self, url: str, breaker: Breaker, generation: str = "") -> None:
         self.url = url
         self.breaker = breaker
+        self.generation = generation
+        """Of its configuration. Prefill and decode of different ones are never paired."""
         self.active = 0
+        self.leases = 0
+        """KV that it holds for runs of ours."""
         self.probed: bool | None = None
+        self.deaths = 0
+        """How often it was found dead; what was read of it before is of no use after."""
         self.reports: ReportedCache | None = None
         """What it says of its cache, where it is listened to."""
+        self.capabilities = Capabilities()
+        self.known = False
+        """What it reports has been read since it was last found to be alive."""
+        self.differences: tuple[Difference, ...] = ()
+        """To what its peers, the configuration or its role need."""
+        self.admitted = True
+        """It may work with the others, as far as is known."""
+        self.draining = False
+        """No new work for it; what it has is finished."""
+        self.leaving = False
+        """It is not a member any more, and forgotten when what it has is finished."""
 
     def __repr__(self) -> str:
-        return f"<Member {self.url} active={self.active} probed={self.probed} {self.breaker!r}>"
+        return f"<Member {self.url} {self.state} active={self.active} probed={self.probed} {self.breaker!r}>"
 
     def candidate(
         self,
@@ -45,6 +70,33 @@ class Member:
     def alive(self) -> bool:
         """It has not failed its last probe."""
         return self.probed is not False
+
+    @property
+    def welcome(self) -> bool:
+        """New work may go to it, if it is alive."""
+        return self.admitted and not self.draining and not self.leaving
+
+    def pulls_from(self, prefill: Member) -> bool:
+        """Whether this decode engine may be given KV of ``prefill``."""
+        return self.generation == prefill.generation and fits(
+            prefill.capabilities.known, self.capabilities.known
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self.active and not self.leases
+
+    @property
+    def state(self) -> State:
+        if self.leaving:
+            return "leaving"
+        if not self.alive:
+            return "down"
+        if any(difference.keeps_out for difference in self.differences):
+            return "kept_out"
+        if not self.admitted or self.probed is None:
+            return "joining"
+        return "draining" if self.draining else "in"
 
     @contextmanager
     def busy(self) -> Iterator[None]:

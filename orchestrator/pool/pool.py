@@ -1,10 +1,17 @@
-"""The members of one role: a fixed list, chosen from by the role's policy."""
+"""The members of one role, who come and go, chosen from by the role's policy.
+
+New work goes to members that are welcome: let in, not draining, not leaving. Work that belongs to what has
+been begun (KV that waits to be pulled, a stream under way) may go to those that drain or leave too, where no
+other can take it; a member that leaves is forgotten when it has nothing left to do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 
 from orchestrator.core.breaker import Breaker
+from orchestrator.core.parity import Role
 from orchestrator.core.prefix import PrefixIndex
 from orchestrator.core.selection import (
     Affinity,
@@ -28,7 +35,7 @@ class Pool:
 
     def __init__(
         self,
-        role: str,
+        role: Role,
         urls: Sequence[str],
         policy: PolicyName,
         *,
@@ -41,7 +48,7 @@ class Pool:
         block_tokens: int = 64,
         asks_the_dead: bool = False,
     ) -> None:
-        self.role = role
+        self.role: Role = role
         self._asks_the_dead = asks_the_dead
         self.index = index
         self._block_tokens = block_tokens
@@ -50,7 +57,11 @@ class Pool:
         self._draw = draw
         self._load_factor = load_factor
         self._turn = 0
-        self._members = {url: Member(url, Breaker(breaker_threshold, breaker_cooldown)) for url in urls}
+        self._breaker = (breaker_threshold, breaker_cooldown)
+        self._members: dict[str, Member] = {}
+        self._leaving: list[Member] = []
+        for url in urls:
+            self.join(url)
 
     def __repr__(self) -> str:
         return f"<Pool {self.role} {list(self._members.values())!r}>"
@@ -63,23 +74,54 @@ class Pool:
         return self._members.values()
 
     @property
+    def leaving(self) -> Sequence[Member]:
+        """Members no more, which still have something to do."""
+        return self._leaving
+
+    def join(self, url: str, generation: str = "") -> Member:
+        """A new member; one that is leaving comes back as what it was."""
+        back = [member for member in self._leaving if (member.url, member.generation) == (url, generation)]
+        if back:
+            self._leaving.remove(back[0])
+            back[0].leaving = False
+        member = back[0] if back else Member(url, Breaker(*self._breaker), generation)
+        self._members[url] = member
+        return member
+
+    def leave(self, url: str) -> Member:
+        member = self._members.pop(url)
+        member.leaving = True
+        self.forget(member)
+        self._leaving.append(member)
+        return member
+
+    def sweep(self) -> None:
+        """Forget those who have left and have nothing to do."""
+        self._leaving = [member for member in self._leaving if not member.idle]
+
+    @property
     def ready(self) -> bool:
-        """Some member has answered its last probe."""
-        return any(member.probed for member in self.members)
+        """Some member that is welcome has answered its last probe."""
+        return any(member.probed and member.welcome for member in self.members)
 
     @property
     def well(self) -> int:
-        """How many members have not failed their last probe."""
-        return sum(member.alive for member in self.members)
+        """How many members are welcome and have not failed their last probe."""
+        return sum(member.alive and member.welcome for member in self.members)
 
     @property
     def available(self) -> bool:
         """A leg would find a member."""
-        return bool(self._members) if self._asks_the_dead else self.well > 0
+        return bool(self._takers())
+
+    @property
+    def generations(self) -> frozenset[str]:
+        """Of the members that a leg would find."""
+        return frozenset(member.generation for member in self._takers())
 
     def elsewhere(self, tried: Collection[str]) -> bool:
-        """Some member that is alive is none of the ``tried``."""
-        return any(member.alive and member.url not in tried for member in self.members)
+        """A leg would find a member that is none of the ``tried``."""
+        return any(member.alive and member.welcome and member.url not in tried for member in self.members)
 
     def choose(
         self,
@@ -88,28 +130,47 @@ class Pool:
         *,
         policy: PolicyName | None = None,
         record: Callable[[str, Decision], None] | None = None,
+        suits: Callable[[Member], bool] = lambda _member: True,
+        finishing: bool = False,
     ) -> Member | None:
         """A member for a leg, preferably none of the ``tried``; None when none is available.
 
         ``policy`` replaces the role's own; ``record`` is told the role and how it was decided.
+        ``suits`` says which members will do. ``finishing``: the leg belongs to what has been begun.
         """
-        if not self.available:
+        takers = self._takers(suits, finishing=finishing)
+        if not takers:
             return None
-        decision = self._decide(tried, affinity, policy or self._policy)
+        decision = self._decide(takers, tried, affinity, policy or self._policy)
         self._turn += 1
         if record is not None:
             record(self.role, decision)
-        return self._members[decision.winner.key]
+        return next(member for member in takers if member.url == decision.winner.key)
+
+    def _takers(
+        self, suits: Callable[[Member], bool] = lambda _member: True, *, finishing: bool = False
+    ) -> Sequence[Member]:
+        """Who may get a leg: the members that are welcome, or else, for what is being finished, whoever can.
+        Nobody when all of them are dead, unless this role asks the dead."""
+        for members in (
+            [member for member in self.members if member.welcome],
+            [member for member in chain(self.members, self._leaving) if member.admitted] if finishing else [],
+        ):
+            takers = [member for member in members if suits(member)]
+            if any(member.alive for member in takers) or (takers and self._asks_the_dead):
+                return takers
+        return ()
 
     def would_find_cached(self, affinity: Affinity) -> int:
         """Leading blocks of the prompt on the member that prefix affinity would choose now."""
-        if not self.available or self.index is None:
+        takers = self._takers()
+        if not takers or self.index is None:
             return 0
-        return self._decide((), affinity, "prefix_affinity").winner.cached_blocks
+        return self._decide(takers, (), affinity, "prefix_affinity").winner.cached_blocks
 
     def remember(self, member: Member, affinity: Affinity) -> None:
         """The member has the prompt's blocks now."""
-        if self.index is not None:
+        if self.index is not None and not member.leaving:
             self.index.add(member.url, affinity.blocks)
 
     def forget(self, member: Member) -> None:
@@ -123,11 +184,15 @@ class Pool:
     def failed(self, member: Member) -> None:
         member.breaker.failed(self._clock())
 
-    def _decide(self, tried: Collection[str], affinity: Affinity, policy: PolicyName) -> Decision:
-        candidates = self._candidates(tried, affinity, policy)
+    def _decide(
+        self, members: Sequence[Member], tried: Collection[str], affinity: Affinity, policy: PolicyName
+    ) -> Decision:
+        candidates = self._candidates(members, tried, affinity, policy)
         return decide(policy, candidates, self._turn, self._draw, self._load_factor)
 
-    def _candidates(self, tried: Collection[str], affinity: Affinity, policy: PolicyName) -> list[Candidate]:
+    def _candidates(
+        self, members: Sequence[Member], tried: Collection[str], affinity: Affinity, policy: PolicyName
+    ) -> list[Candidate]:
         now = self._clock()
         what: bytes | None = None
         cached: dict[str, int] = {}
@@ -137,7 +202,8 @@ class Pool:
             what = affinity.blocks[0]
             cached = self.index.cached(affinity.blocks) if self.index is not None else {}
         candidates = []
-        for url, member in self._members.items():
+        for member in members:
+            url = member.url
             blocks, reported, exact = cached.get(url, 0), None, False
             if policy == "prefix_affinity" and what and member.reports and affinity.prompt:
                 reported = member.reports.predict(affinity.prompt)

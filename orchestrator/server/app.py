@@ -22,6 +22,7 @@ from orchestrator.core.access import unknown_model
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import model_card, models_for
 from orchestrator.hops.transport import Reply
+from orchestrator.server.admin import admin_routes
 from orchestrator.server.asking import access_of, is_operator
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.authority import Authority
@@ -38,7 +39,8 @@ log = structlog.get_logger(__name__)
 
 def create_app(settings: Settings, *, workers_directory: Path | None = None) -> Starlette:
     """One process's application. ``app.state.services`` exists while its lifespan runs. ``workers_directory``
-    is where several workers meet, for their metrics. Raises ``ConfigError`` for keys that cannot be used."""
+    is where several workers meet, for their metrics and for what an operator has drained. Raises
+    ``ConfigError`` for keys that cannot be used."""
     authority = None
     gates: list[Middleware] = []
     if settings.auth.required:
@@ -47,8 +49,8 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        services = app.state.services = Services(settings)
-        services.start()
+        services = app.state.services = Services(settings, workers_directory)
+        await services.start()
         siblings = None
         if workers_directory is not None:
             seconds = settings.health.timeout
@@ -87,6 +89,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             Route("/ready", ready),
             Route("/metrics", metrics),
             Route("/version", version),
+            *admin_routes(),
         ],
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
         middleware=gates,
@@ -148,18 +151,19 @@ async def health(_request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Every needed role has a member that is well, by the background probes. Operators are told of which
-    member what is known."""
+    """Every needed role has a member that may get work, and nobody has asked for a drain. Operators are told
+    of which member what is known."""
     services = _services(request)
     missing = services.missing_roles()
-    body: dict[str, Any] = {"ready": not missing, "missing": missing}
+    is_ready = not missing and not services.draining
+    body: dict[str, Any] = {"ready": is_ready, "missing": missing, "draining": services.draining}
     if is_operator(request.scope, services.settings.server):
         body["members"] = {
-            pool.role: {member.url: bool(member.probed) for member in pool.members}
+            pool.role: {member.url: bool(member.probed) and member.welcome for member in pool.members}
             for pool in services.pools
             if pool
         }
-    return JSONResponse(body, 503 if missing else 200)
+    return JSONResponse(body, 200 if is_ready else 503)
 
 
 async def metrics(request: Request) -> Response:

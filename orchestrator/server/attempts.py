@@ -6,21 +6,26 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from orchestrator.hops.errors import HopError, HopName, NoMembers
+from orchestrator.pool.member import Member
 from orchestrator.server.services import Services
 
 Result = TypeVar("Result")
 
 
 async def on_render_members(
-    services: Services, hop: HopName, attempts: int, call: Callable[[str], Awaitable[Result]]
+    services: Services,
+    hop: HopName,
+    attempts: int,
+    call: Callable[[str], Awaitable[Result]],
+    suits: Callable[[Member], bool] = lambda _member: True,
 ) -> Result:
     """``call`` with one member's URL, then with another's while it fails in a way that may be repeated, at
-    most ``attempts`` times. Raises the last ``HopError``."""
+    most ``attempts`` times. ``suits`` says which members will do. Raises the last ``HopError``."""
     pool = services.render_pool
     tried: set[str] = set()
     left = attempts
     while True:
-        member = pool.choose(tried)
+        member = pool.choose(tried, suits=suits, finishing=True)
         if member is None:
             raise NoMembers(hop, "there is no render tier")
         try:

@@ -225,7 +225,9 @@ class DerenderStream:
         """Begin on some member, from what is saved: the frame that opens the stream and reads again what was
         read since."""
         assert self._sessions is not None
-        member = self._services.render_pool.choose(self._tried)
+        member = self._services.render_pool.choose(
+            self._tried, suits=self._exchange.may_derender, finishing=True
+        )
         if member is None:
             raise NoMembers("derender", "there is no render tier")
         self._member = member
@@ -303,7 +305,8 @@ class DerenderStream:
                 url, self._context, self._saved, chunk, exchange.derender_headers(budget), budget
             )
 
-        return await on_render_members(services, "derender", services.settings.policy.derender_attempts, call)
+        attempts = services.settings.policy.derender_attempts
+        return await on_render_members(services, "derender", attempts, call, self._exchange.may_derender)
 
     def _session_chunk(self, output: Output, position: int) -> SessionChunk:
         logprobs = None if output.logprobs is None else Logprobs(output.logprobs)

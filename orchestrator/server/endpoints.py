@@ -45,6 +45,7 @@ class CompletionEndpoint:
         services: Services = scope["app"].state.services
         headers = client_headers(scope, services.settings.server)
         try:
+            services.require_open()
             body = await read_body(receive, headers, services)
             tenant_header = services.settings.admission.tenant_header
             request = read_request(self._endpoint, headers, body, tenant_header, access_of(scope))

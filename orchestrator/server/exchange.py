@@ -22,6 +22,7 @@ import structlog
 from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
+from orchestrator.core.generation import Generation
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Affinity, Decision
 from orchestrator.core.timing import Timing
@@ -69,6 +70,7 @@ class Exchange:
         self.outbox = Outbox(services.settings.limits.pending_frames)
         self.runs = [Run(self, 0, 0)]
         self.who = request.who
+        self.generation = Generation()
         self.decisions: list[tuple[str, Decision]] = []
         """By role, in the order they were made; derender's, one per chunk, are left out."""
         self._request = request
@@ -111,6 +113,9 @@ class Exchange:
         """For a leg that cleans up, whose time does not depend on the request's."""
         return {**self._forwarded, TIMEOUT_HEADER: f"{self.services.settings.timeouts.cleanup:.3f}"}
 
+    def may_derender(self, member: Member) -> bool:
+        return self.generation.renders(member.generation)
+
     def needs_chunks(self, prompt: legs.RenderedPrompt) -> bool:
         """Whether output is derendered as it comes: for the client, or to find a stop string in time."""
         return self.streaming or prompt.has_stop_strings
@@ -152,7 +157,10 @@ class Exchange:
                 await self._place.wait()
             async with admission.place("render", self.who):
                 member = services.render_pool.choose(
-                    self._render_tried, Affinity(self._request.session), record=self.note_decision
+                    self._render_tried,
+                    Affinity(self._request.session),
+                    record=self.note_decision,
+                    suits=services.has_engines_for,
                 )
                 if member is None:
                     raise NoMembers("render", "there is no render tier")
@@ -181,6 +189,7 @@ class Exchange:
                 run.post(Event.RENDER_FAILED, error)
             return
         services.render_pool.succeeded(member)
+        self.generation.rendered_by(member.generation)
         self.timing.mark("rendered", perf_counter())
         try:
             self._plan(rendered)
@@ -211,7 +220,7 @@ class Exchange:
                 param="n",
             )
         for prompt in prompts:
-            feature = legs.unsupported_feature(prompt.sampling, settings.policy.engine_capabilities)
+            feature = legs.unsupported_feature(prompt.sampling, self.services.engine_capabilities)
             if feature is not None:
                 raise BadRequest(
                     f"this request needs {feature}, which the token-only engines behind this endpoint cannot"
@@ -219,11 +228,7 @@ class Exchange:
                     " and thinking budgets need engines declared in policy.engine_capabilities.",
                     param=feature,
                 )
-            vocab_size = settings.policy.vocab_size
-            if vocab_size is not None:
-                alien = legs.out_of_vocabulary(prompt.token_ids, vocab_size)
-                if alien is not None:
-                    raise BadRequest(f"token id {alien} is outside the vocabulary (0 to {vocab_size - 1})")
+            self._check_engines_can_take(prompt)
         self.streaming = prompts[0].stream
         self._include_usage = prompts[0].include_usage or self.dialect.ends_with_usage
         self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
@@ -238,6 +243,22 @@ class Exchange:
                 self._open_runs += 1
             self.runs[index].prompt = prompt
             self.runs[index].affinity = affinities[id(prompt)]
+
+    def _check_engines_can_take(self, prompt: legs.RenderedPrompt) -> None:
+        """Raises ``BadRequest`` for what no engine may see, or some engine would refuse."""
+        limits = self.services.engine_limits
+        if limits.vocab_size is not None:
+            alien = legs.out_of_vocabulary(prompt.token_ids, limits.vocab_size)
+            if alien is not None:
+                raise BadRequest(f"token id {alien} is outside the vocabulary (0 to {limits.vocab_size - 1})")
+        window, count = limits.max_model_len, len(prompt.token_ids)
+        if window is not None and count >= window:
+            raise BadRequest(
+                f"The engines' maximum context length is {window} tokens. However, your prompt contains"
+                f" {count} input tokens, which leaves no room for output. Please reduce the length of the"
+                " input prompt.",
+                param="input_tokens",
+            )
 
     def _goes_through_prefill(self, run: Run) -> bool:
         settings, prompt = self.services.settings, run.prompt
@@ -384,7 +405,9 @@ class Exchange:
         began = perf_counter()
         attempts = services.settings.policy.derender_attempts
         try:
-            answer, self._whole_usage = await on_render_members(services, "derender", attempts, call)
+            answer, self._whole_usage = await on_render_members(
+                services, "derender", attempts, call, self.may_derender
+            )
         except HopError as error:
             self.runs[0].post(Event.DERENDER_FAILED, error)
             return

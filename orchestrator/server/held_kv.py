@@ -11,6 +11,7 @@ from typing import Any, Literal
 from orchestrator.core.kv_params import decode_leg_id, lease_seconds, unusable
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.hops.prefill import Prefilled
+from orchestrator.pool.member import Member
 from orchestrator.server.services import Services
 
 
@@ -23,17 +24,23 @@ class HeldKv:
         self._params: dict[str, Any] | None = None
         self._prefill_leg_id = ""
         self._timer: asyncio.TimerHandle | None = None
-        self.held = False
+        self.holder: Member | None = None
+        """The prefill engine, while it holds KV."""
 
     def __repr__(self) -> str:
         return f"<HeldKv held={self.held} timed={self._timer is not None}>"
 
-    def hold(self, params: dict[str, Any], prefill_leg_id: str) -> None:
+    @property
+    def held(self) -> bool:
+        return self.holder is not None
+
+    def hold(self, params: dict[str, Any], member: Member, prefill_leg_id: str) -> None:
         self._params = params
         self._prefill_leg_id = prefill_leg_id
-        self.held = True
+        self.holder = member
+        member.leases += 1
         self._services.integrity.leases += 1
-        seconds = seconds_left(self._services, params)
+        seconds = seconds_left(self._services, member, params)
         self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
 
     def take_params(self, fresh_leg_id: str) -> tuple[dict[str, Any] | None, str]:
@@ -53,18 +60,22 @@ class HeldKv:
         """The KV was pulled, or is left to the lease. Whether there was any."""
         self.stop_timer()
         self._params = None
-        held, self.held = self.held, False
-        if held:
-            self._services.integrity.leases -= 1
-        return held
+        holder, self.holder = self.holder, None
+        if holder is None:
+            return False
+        holder.leases -= 1
+        self._services.integrity.leases -= 1
+        return True
 
 
-def why_useless(services: Services, answer: Prefilled, prompt: RenderedPrompt, leg_id: str) -> str | None:
+def why_useless(
+    services: Services, member: Member, answer: Prefilled, prompt: RenderedPrompt, leg_id: str
+) -> str | None:
     """Why nothing of a prefill's answer may reach a decode engine, or None. To be asked once: it claims the
     params."""
     problem = unusable(answer.finish_reason, answer.kv_params, len(prompt.token_ids), leg_id)
     if problem is None and answer.kv_params is not None:
-        if seconds_left(services, answer.kv_params) <= 0:
+        if seconds_left(services, member, answer.kv_params) <= 0:
             return "the lease had ended when the params arrived"
         if not services.used_params.claim(answer.kv_params):
             return "these params have been used before"
@@ -76,16 +87,17 @@ Left = Literal["prefill_unusable", "prefill_aborted", "prefill_unanswered"]
 bounds: engines do not say whether an abort, or the end of a connection, met a prefill that had just ended."""
 
 
-def left_by(services: Services, answer: Prefilled) -> Left | None:
+def left_by(services: Services, member: Member, answer: Prefilled) -> Left | None:
     """What an answer that no decode may use has left on its engine; None when nothing."""
     if answer.finish_reason == "abort":
         return "prefill_aborted"
-    if answer.kv_params is not None and seconds_left(services, answer.kv_params) > 0:
+    if answer.kv_params is not None and seconds_left(services, member, answer.kv_params) > 0:
         return "prefill_unusable"
     return None
 
 
-def seconds_left(services: Services, params: dict[str, Any]) -> float:
-    """How long the params of a prefill that has just answered may be used."""
+def seconds_left(services: Services, member: Member, params: dict[str, Any]) -> float:
+    """How long the params of a prefill of ``member`` that has just answered may be used."""
     lease = services.settings.lease
-    return lease_seconds(params, now=time.time(), configured=lease.engine_seconds, fraction=lease.fraction)
+    configured = member.capabilities.known.lease_seconds or lease.engine_seconds
+    return lease_seconds(params, now=time.time(), configured=configured, fraction=lease.fraction)

@@ -63,17 +63,17 @@ class LatePrefill:
             self._call.cancel()
             self._note_left("prefill_unanswered")
             return
-        problem = why_useless(services, answer, self._prompt, self._leg_id)
+        problem = why_useless(services, self._member, answer, self._prompt, self._leg_id)
         if problem is not None or answer.kv_params is None:
             if problem is not None and answer.finish_reason != "abort":
                 services.note_unusable_prefill(self._member, self._leg_id, problem)
-            if (left := left_by(services, answer)) is not None:
+            if (left := left_by(services, self._member, answer)) is not None:
                 self._note_left(left)
             return
         freed = False
         # Freeing begins at once, so our own deadline has no part in it.
         kv = HeldKv(services, lambda: None)
-        kv.hold(answer.kv_params, self._leg_id)
+        kv.hold(answer.kv_params, self._member, self._leg_id)
         try:
             if services.policy.held_kv == "free":
                 kv.stop_timer()
@@ -90,7 +90,9 @@ class LatePrefill:
 
     async def _free(self, kv_params: dict[str, Any] | None, leg_id: str) -> bool:
         services = self._services
-        member = services.decode_pool.choose()
+        member = services.decode_pool.choose(
+            suits=lambda member: member.pulls_from(self._member), finishing=True
+        )
         if member is None or kv_params is None:
             return False
         placement = services.settings.policy.kv_params_placement

@@ -13,8 +13,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from orchestrator.core.admission import Gate
+from orchestrator.core.recent import Recent
 from orchestrator.core.timing import Timing
 from orchestrator.pool.pool import Pool
+from orchestrator.server.fleet import Followed
 from orchestrator.server.integrity import Integrity
 
 SPAN_BUCKETS = (
@@ -49,6 +51,7 @@ class _StateCollector(Collector):
         self._integrity = integrity
         self._pools = list(pools)
         self.gates: Collection[Gate] = ()
+        self.sources: Collection[Followed] = ()
 
     def collect(self) -> Iterator[Metric]:
         for counter in fields(self._integrity):
@@ -65,6 +68,7 @@ class _StateCollector(Collector):
                 active.add_metric([pool.role, member.url], member.active)
         yield healthy
         yield active
+        yield from self._standing()
         yield from self._kv_indexes()
         waiting = GaugeMetricFamily("pd_gate_waiting", "Waits for a place.", labels=["gate"])
         taken = GaugeMetricFamily("pd_gate_active", "Places taken.", labels=["gate"])
@@ -73,6 +77,30 @@ class _StateCollector(Collector):
             taken.add_metric([gate.name], gate.active)
         yield waiting
         yield taken
+
+    def _standing(self) -> Iterator[Metric]:
+        """Who is let in, and what keeps the others out."""
+        labels = ["role", "member"]
+        admitted = GaugeMetricFamily("pd_member_admitted", "New work may go to it.", labels=labels)
+        leases = GaugeMetricFamily("pd_member_leases", "KV it holds for runs of ours.", labels=labels)
+        differs = GaugeMetricFamily(
+            "pd_member_difference",
+            "1 for each fact in which a member differs from what is needed.",
+            labels=[*labels, "field", "keeps_out"],
+        )
+        for pool in self._pools:
+            for member in pool.members:
+                admitted.add_metric([pool.role, member.url], float(member.welcome))
+                leases.add_metric([pool.role, member.url], member.leases)
+                for difference in member.differences:
+                    keeps_out = "true" if difference.keeps_out else "false"
+                    differs.add_metric([pool.role, member.url, difference.field, keeps_out], 1.0)
+        failures = CounterMetricFamily(
+            "pd_membership_failures", "A membership source could not be read.", labels=["source"]
+        )
+        for followed in self.sources:
+            failures.add_metric([followed.source.name], followed.failures)
+        yield from (admitted, leases, differs, failures)
 
     def _kv_indexes(self) -> Iterator[Metric]:
         labels = ["role", "member"]
@@ -97,7 +125,10 @@ class _StateCollector(Collector):
 
 
 class Metrics:
-    def __init__(self, integrity: Integrity, pools: Iterable[Pool]) -> None:
+    def __init__(self, integrity: Integrity, pools: Iterable[Pool], recent: int) -> None:
+        """``recent``: of so many requests the latencies are kept."""
+        self.recent = {name: Recent(recent) for name in (*Timing(0.0).seconds(), "inter_token")}
+        """Seconds by span, of the last requests that had it."""
         self.registry = registry = CollectorRegistry()
         self._state = _StateCollector(integrity, pools)
         registry.register(self._state)
@@ -177,10 +208,16 @@ class Metrics:
     def watch_gates(self, gates: Collection[Gate]) -> None:
         self._state.gates = gates
 
+    def watch_sources(self, sources: Collection[Followed]) -> None:
+        self._state.sources = sources
+
     def observe(self, timing: Timing) -> None:
         for name, seconds in timing.seconds().items():
             if seconds is not None:
                 self.hop_seconds.labels(name).observe(seconds)
+                self.recent[name].add(seconds)
+        if timing.gaps.count:
+            self.recent["inter_token"].add(timing.gaps.total / timing.gaps.count)
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)

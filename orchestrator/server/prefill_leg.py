@@ -43,7 +43,7 @@ class PrefillLeg(Leg):
             if self._place is not None:
                 self._place.leave()
         services.prefill_pool.succeeded(self.member)
-        problem = why_useless(services, answer, self._prompt, self.leg_id)
+        problem = why_useless(services, self.member, answer, self._prompt, self.leg_id)
         if problem is None:
             self._succeeded(answer)
         else:
@@ -94,7 +94,7 @@ class PrefillLeg(Leg):
 
     def _useless(self, answer: Prefilled, problem: str) -> None:
         run = self.run
-        if (left := left_by(self.services, answer)) is not None:
+        if (left := left_by(self.services, self.member, answer)) is not None:
             self._note_left(left)
         if not run.recalling:
             self.services.note_unusable_prefill(self.member, self.leg_id, problem)
@@ -107,6 +107,7 @@ class PrefillLeg(Leg):
     def _succeeded(self, answer: Prefilled) -> None:
         run, services, timing = self.run, self.services, self.run.exchange.timing
         assert answer.kv_params is not None
+        services.fleet.note_params(self.member, answer.kv_params)
         run.compare_cached("prefill", self.member, answer.cached_tokens)
         services.prefill_pool.remember(self.member, run.affinity)
         timing.mark("prefilled", perf_counter())

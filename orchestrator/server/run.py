@@ -183,18 +183,25 @@ class Run:
         self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
 
     def _prefill_admitted(self) -> None:
-        member = self._services.prefill_pool.choose(self.tried, self.affinity, record=self._record)
+        paired = self._services.decode_pool.generations
+        member = self._services.prefill_pool.choose(
+            self.tried,
+            self.affinity,
+            record=self._record,
+            suits=lambda member: member.generation in paired and self._of_our_generation(member),
+        )
         if member is None:
             nobody = NoMembers("prefill", "no prefill engine is available")
             self.post(self.machine.after_unusable_prefill(), nobody)
             return
+        self.exchange.generation.settle(member.generation)
         self._begin(PrefillLeg(self, member, self._new_id("p"), self._place))
 
     def _hold_kv(self) -> None:
         params, self.kv_params = self.kv_params, None
         assert params is not None
         assert self._leg is not None
-        self._kv.hold(params, self._leg.leg_id)
+        self._kv.hold(params, self._leg.member, self._leg.leg_id)
 
     def _kv_consumed(self) -> None:
         self._kv.settle()
@@ -209,13 +216,31 @@ class Run:
 
     def _decode_admitted(self) -> None:
         policy: PolicyName | None = "prefix_affinity" if self.decodes_where_cached else None
-        self._decode_member = self._services.decode_pool.choose(
-            self.tried, self.affinity, policy=policy, record=self._record
+        pool = self._services.decode_pool
+        self._decode_member = pool.choose(
+            self.tried,
+            self.affinity,
+            policy=policy,
+            record=self._record,
+            suits=self._may_decode,
+            finishing=self._kv.held or self.continued,
         )
         if self._decode_member is None:
-            self.post(Event.DECODE_FAILED, NoMembers("decode", "no decode engine is available"))
+            nobody = NoMembers("decode", "no decode engine is available")
+            # Others would need KV of their own: what is held is worth as much as after its lease.
+            elsewhere = self._kv.held and pool.available
+            self.post(self.machine.after_lease_end() if elsewhere else Event.DECODE_FAILED, nobody)
             return
+        self.exchange.generation.settle(self._decode_member.generation)
         self.post(Event.DECODE_ADMITTED)
+
+    def _may_decode(self, member: Member) -> bool:
+        holder = self._kv.holder
+        return self._of_our_generation(member) if holder is None else member.pulls_from(holder)
+
+    def _of_our_generation(self, member: Member) -> bool:
+        anew = len(self.exchange.runs) == 1 and not self.continued
+        return self.exchange.generation.allows(member.generation, anew=anew)
 
     def _start_decode(self) -> None:
         member, prompt = self._decode_member, self.leg_prompt
@@ -234,7 +259,7 @@ class Run:
         self._cancel_leg()
         self._kv.stop_timer()
         kv_params, leg_id = self._kv.take_params(self._new_id("f"))
-        member = self._services.decode_pool.choose(self.tried)
+        member = self._services.decode_pool.choose(self.tried, suits=self._may_decode, finishing=True)
         if member is None or kv_params is None:
             self.post(Event.DECODE_FAILED)
             return

@@ -5,34 +5,44 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 from pydantic import SecretStr
 
+from orchestrator.core.common import Common
 from orchestrator.core.kv_params import UsedParams
 from orchestrator.core.legs import RenderedPrompt
+from orchestrator.core.membership import Key
+from orchestrator.core.parity import Role
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.selection import Affinity, Candidate, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
-from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers
+from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers, Unreachable
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
 from orchestrator.hops.tls import Tls
 from orchestrator.hops.transport import Transport
-from orchestrator.pool.health import HealthMonitor
+from orchestrator.pool.discovery import Answer
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.admission import Admission
+from orchestrator.server.drains import Drains
+from orchestrator.server.fleet import Fleet, FleetLimits
 from orchestrator.server.integrity import Integrity
 from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
+from orchestrator.server.sources import declared_facts, fixed_members, sources
 from orchestrator.server.supervisor import Supervisor
 from orchestrator.settings import Settings
+from render_tier.protocol.errors import Unavailable
 
 if TYPE_CHECKING:
     from orchestrator.server.exchange import Exchange
@@ -43,8 +53,10 @@ log = structlog.get_logger(__name__)
 class Services:
     """Must be made inside a running event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, workers_directory: Path | None = None) -> None:
         self.settings = settings
+        self.now = asyncio.get_running_loop().time
+        self.started_at = time.monotonic()
         self.integrity = Integrity()
         self.supervisor = Supervisor(self.integrity)
         self.exchanges: set[Exchange] = set()
@@ -81,12 +93,11 @@ class Services:
             on_exchange=self._count_exchange,
         )
         # Render has no side effect, so asking costs nothing; and a stream under way needs some derender.
-        self.render_pool = self._pool("render", members.render, settings.selection.render, asks_the_dead=True)
-        self.prefill_pool = self._pool("prefill", members.prefill, settings.selection.prefill)
-        self.decode_pool = self._pool("decode", members.decode, settings.selection.decode)
+        self.render_pool = self._pool("render", settings.selection.render, asks_the_dead=True)
+        self.prefill_pool = self._pool("prefill", settings.selection.prefill)
+        self.decode_pool = self._pool("decode", settings.selection.decode)
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
-        self.metrics = Metrics(self.integrity, self.pools)
-        self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
+        self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(
             settings.admission,
@@ -96,6 +107,20 @@ class Services:
             on_refused=lambda gate, cause: refusals.labels(gate, cause).inc(),
         )
         self.metrics.watch_gates(self.admission.gates.values())
+        health = settings.health
+        self.fleet = Fleet(
+            {"render": self.render_pool, "decode": self.decode_pool, "prefill": self.prefill_pool},
+            fixed_members(settings),
+            sources(settings),
+            declared=declared_facts(settings),
+            min_version=settings.parity.min_version,
+            limits=FleetLimits(health.interval, settings.parity.recheck, settings.membership.timeout),
+            probe=self._probe,
+            get=self._get,
+            on_change=self._member_changed,
+        )
+        self.metrics.watch_sources(self.fleet.sources)
+        self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
         policy = settings.policy
         self.policy = Policy(
             held_kv=policy.held_kv,
@@ -106,26 +131,52 @@ class Services:
             continuations=policy.continuations,
         )
         self.table = build_table(self.policy)
-        interval = settings.health.interval
-        self._monitors = [
-            HealthMonitor([self.render_pool], self._probe_render, interval, self._member_changed),
-            HealthMonitor(
-                [self.prefill_pool, self.decode_pool], self._probe_engine, interval, self._member_changed
-            ),
-        ]
-        self._watching: list[asyncio.Task[None]] = []
+        self.draining = False
+        """No new requests; those under way are finished."""
+        self.drains = Drains(workers_directory, health.interval, self._drained)
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def disaggregated(self) -> bool:
-        """Four hops, with a prefill pool; three otherwise."""
-        return bool(self.prefill_pool)
+        """Four hops, where there are prefill members or are to be; three otherwise."""
+        return self.settings.expects("prefill") or self.fleet.has_had("prefill")
 
     def missing_roles(self) -> list[str]:
         """Roles that are needed and have no member that is well."""
         needed = [self.render_pool, self.decode_pool]
         if self.disaggregated:
             needed.append(self.prefill_pool)
-        return [pool.role for pool in needed if not pool.ready]
+        missing: list[str] = [pool.role for pool in needed if not pool.ready]
+        if not missing and self.disaggregated and not self.pairable:
+            missing.append("prefill")
+        return missing
+
+    @property
+    def pairable(self) -> frozenset[str]:
+        """Configuration generations with prefill and decode members."""
+        return self.prefill_pool.generations & self.decode_pool.generations
+
+    def has_engines_for(self, render: Member) -> bool:
+        """Whether there are engines for what this render tier renders."""
+        if not render.generation:
+            return True
+        return render.generation in (self.pairable if self.disaggregated else self.decode_pool.generations)
+
+    @property
+    def engine_limits(self) -> Common:
+        """What every engine can take, as far as is known."""
+        found, configured = self.fleet.common, self.settings.policy.vocab_size
+        sizes = [size for size in (found.vocab_size, configured) if size is not None]
+        return replace(found, vocab_size=min(sizes, default=None))
+
+    @property
+    def engine_capabilities(self) -> frozenset[str]:
+        """What the configuration says, corrected by what the decode engines report."""
+        capabilities: frozenset[str] = self.settings.policy.engine_capabilities
+        reported = self.fleet.common.structured_outputs
+        if reported is None:
+            return capabilities
+        return capabilities | {"structured_outputs"} if reported else capabilities - {"structured_outputs"}
 
     def require_decode(self) -> None:
         """Raises ``NoMembers`` when no decode leg could be sent now. Asked before prefill, whose KV nobody
@@ -133,16 +184,15 @@ class Services:
         if not self.decode_pool.available:
             raise NoMembers("decode", "no decode engine is available")
 
-    def start(self) -> None:
-        """Begin the background probes."""
-        loop = asyncio.get_running_loop()
-        self._watching = [loop.create_task(monitor.run(), name="health") for monitor in self._monitors]
+    async def start(self) -> None:
+        """Begin to follow the members. Returns when each has been looked at once."""
+        await self.fleet.start()
+        self._following = asyncio.get_running_loop().create_task(self.drains.follow(), name="drains")
         self.kv_indexes.start()
 
     async def check_health(self) -> None:
-        """Probe every member once, now."""
-        for monitor in self._monitors:
-            await monitor.check_all()
+        """Look at every member once, now."""
+        await self.fleet.look_at_all()
 
     def end_exchanges(self) -> None:
         """Every request under way ends now, with an error that says why."""
@@ -151,10 +201,10 @@ class Services:
 
     async def close(self) -> None:
         """Give running requests an end, wait for their clean-up, close the connections."""
-        for task in self._watching:
-            task.cancel()
-        if self._watching:
-            await asyncio.wait(self._watching)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self.fleet.close()
         await self.kv_indexes.close()
         self.end_exchanges()
         await self.supervisor.close(self.settings.server.grace)
@@ -181,10 +231,22 @@ class Services:
             log.warning("hop failed", **told, error=error.message, detail=error.detail)
         if error.member_fault:
             pool.failed(member)
-        if isinstance(error, Absent) and member.alive:
-            # As good as a failed probe; the next one that succeeds takes it back.
-            member.probed = False
-            self._member_changed(pool, member)
+        if isinstance(error, Absent):
+            if member.alive:
+                self.fleet.died(pool, member)
+        elif isinstance(error, Unreachable):
+            self.fleet.doubt(member)
+
+    def require_open(self) -> None:
+        """Raises ``Unavailable`` while the server takes no new requests."""
+        if self.draining:
+            raise Unavailable("the server is draining and takes no new requests")
+
+    def _drained(self, server: bool, members: frozenset[Key]) -> None:
+        if server != self.draining:
+            log.info("orchestrator drains" if server else "orchestrator takes requests again")
+            self.draining = server
+        self.fleet.drain_only(members)
 
     def _member_changed(self, pool: Pool, member: Member) -> None:
         self.admission.members_changed()
@@ -271,8 +333,7 @@ class Services:
 
     def _pool(
         self,
-        role: str,
-        urls: tuple[str, ...],
+        role: Role,
         selection: PolicyName,
         *,
         asks_the_dead: bool = False,
@@ -280,7 +341,7 @@ class Services:
         health = self.settings.health
         return Pool(
             role,
-            urls,
+            (),
             selection,
             breaker_threshold=health.breaker_threshold,
             breaker_cooldown=health.breaker_cooldown,
@@ -294,19 +355,23 @@ class Services:
             asks_the_dead=asks_the_dead,
         )
 
-    async def _probe_render(self, url: str) -> bool:
-        status = await self._probe(url + self.settings.health.path_render)
+    async def _probe(self, role: Role, url: str) -> bool:
+        if role != "render":
+            return await self._status(url + self.settings.health.path_engine) == 200
+        status = await self._status(url + self.settings.health.path_render)
         if status == 404:
             # A render tier without a readiness path is ready when it is alive.
-            status = await self._probe(f"{url}/health")
+            status = await self._status(f"{url}/health")
         return status == 200
 
-    async def _probe_engine(self, url: str) -> bool:
-        return await self._probe(url + self.settings.health.path_engine) == 200
+    async def _status(self, url: str) -> int | None:
+        answer = await self._get(url)
+        return None if answer is None else answer.status
 
-    async def _probe(self, url: str) -> int | None:
-        """The status of a GET, or None when there was no answer in time."""
+    async def _get(self, url: str) -> Answer | None:
+        """None when there was no answer in time."""
         try:
-            return await self._probe_transport.status(url, self.settings.health.timeout)
+            reply = await self._probe_transport.get(url, self.settings.health.timeout)
         except HopError:
             return None
+        return Answer(reply.status, reply.body)

@@ -127,6 +127,10 @@ class Tier:
         self.waiting = asyncio.Event()
         """Somebody waits for ``hold``."""
         self.healthy = True
+        self.generation = ""
+        """Pulling KV of an engine of another one fails the test."""
+        self.facts: dict[str, Any] = {}
+        """What ``/server_info`` tells, by section; nothing: there is no such route."""
         self.plan: Plan | None = None
         """Asked for a fault when none is scripted for the path."""
         self.violations: list[str] = []
@@ -208,6 +212,8 @@ class Tier:
         """Consume the KV as a decode engine does. Everything a real one would answer wrongly fails the
         test."""
         source = self.peers[params["remote_engine_id"]]
+        if source.generation != self.generation or source.facts_that_shape_kv != self.facts_that_shape_kv:
+            self.violations.append(f"{self.name} pulled KV of {source.name}, which is of another kind")
         if source.pushes and engine_id != params["remote_request_id"]:
             self.violations.append(f"nothing is pushed to {engine_id}: a real engine would wait for ever")
             raise web.HTTPInternalServerError(text="a real engine would wait here")
@@ -531,6 +537,15 @@ class Tier:
     async def models(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
+    @property
+    def facts_that_shape_kv(self) -> dict[str, Any]:
+        return {name: self.facts.get(name) for name in ("model_config", "cache_config")}
+
+    async def server_info(self, _request: web.Request) -> web.StreamResponse:
+        if not self.facts:
+            raise web.HTTPNotFound
+        return web.json_response({"vllm_config": self.facts})
+
     async def health(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self.healthy else 503)
 
@@ -581,6 +596,7 @@ async def serving(tier: Tier) -> AsyncIterator[Tier]:
     app.router.add_post(f"{MESSAGES}/count_tokens", tier.count_tokens)
     app.router.add_get("/v1/models", tier.models)
     app.router.add_get("/health", tier.health)
+    app.router.add_get("/server_info", tier.server_info)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -16,6 +16,7 @@ from orchestrator.core.parity import (
     Difference,
     Joiner,
     Role,
+    fits,
     judge,
     release,
 )
@@ -206,3 +207,10 @@ def test_all_that_are_in_agree_and_whoever_is_out_disagrees_with_one_of_them(
                              for j in inside), one(joiner.role, joiner.url,
                              **dict(joiner.capabilities.known.items()))])  # fmt: skip
             assert again[joiner.role, joiner.url]
+
+
+def test_kv_fits_where_nothing_known_speaks_against_it() -> None:
+    assert fits(Facts(), Facts(block_size=16))
+    assert fits(Facts(tensor_parallel=1, max_model_len=5), Facts(tensor_parallel=2, max_model_len=9))
+    assert not fits(Facts(tensor_parallel=2), Facts(tensor_parallel=1))
+    assert not fits(Facts(revision="a"), Facts(revision="b"))

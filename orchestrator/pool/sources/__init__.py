@@ -1,0 +1,1 @@
+"""Where members come from, one module for each kind of source."""

@@ -1,0 +1,74 @@
+"""``/status``: what this process knows of its members, queues and latencies, as one JSON object."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final
+
+from orchestrator import __version__
+from orchestrator.pool.member import Member
+from orchestrator.server.fleet import Followed
+from orchestrator.server.services import Services
+
+QUANTILES: Final = {"p50_ms": 0.5, "p99_ms": 0.99}
+
+
+def status(services: Services) -> dict[str, Any]:
+    """Counts and latencies are this worker's; where there are several, ``/metrics`` has those of all."""
+    return {
+        "version": __version__,
+        "config": services.settings.digest(),
+        "worker": os.getpid(),
+        "uptime_seconds": round(time.monotonic() - services.started_at, 3),
+        "draining": services.draining,
+        "missing_roles": services.missing_roles(),
+        "in_flight": services.integrity.in_flight,
+        "pools": {
+            pool.role: [_member(services, member) for member in (*pool.members, *pool.leaving)]
+            for pool in services.pools
+        },
+        "engine_limits": {
+            "vocab_size": services.engine_limits.vocab_size,
+            "max_model_len": services.engine_limits.max_model_len,
+            "capabilities": sorted(services.engine_capabilities),
+        },
+        "sources": [_source(followed) for followed in services.fleet.sources],
+        "queues": {
+            gate.name: {"active": gate.active, "limit": gate.limit, "waiting": gate.waiting}
+            for gate in services.admission.gates.values()
+        },
+        "latency": {
+            name: {"count": len(recent), **_milliseconds(recent.quantiles(*QUANTILES.values()))}
+            for name, recent in services.metrics.recent.items()
+        },
+    }
+
+
+def _member(services: Services, member: Member) -> dict[str, Any]:
+    return {
+        "url": member.url,
+        "generation": member.generation,
+        "state": member.state,
+        "healthy": member.probed,
+        "breaker": "open" if member.breaker.is_open(services.now()) else "closed",
+        "in_flight": member.active,
+        "leases": member.leases,
+        "capabilities": member.capabilities.as_json(),
+        "differences": [difference.as_json() for difference in member.differences],
+    }
+
+
+def _source(followed: Followed) -> dict[str, Any]:
+    return {
+        "name": followed.source.name,
+        "members": len(followed.specs),
+        "error": followed.error,
+        "failures": followed.failures,
+    }
+
+
+def _milliseconds(seconds: list[float] | None) -> dict[str, float | None]:
+    if seconds is None:
+        return dict.fromkeys(QUANTILES)
+    return {name: round(value * 1000, 3) for name, value in zip(QUANTILES, seconds, strict=True)}

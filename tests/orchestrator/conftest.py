@@ -92,19 +92,8 @@ async def launched(
             "decode": [tier.url for tier in decodes],
         }
         config = Settings.model_validate(merged(merged(QUICK, settings or {}), {"members": members}))
-        app = await asyncio.to_thread(create_app, config)  # reads files, as it may before there is a loop
-        options = uvicorn_config(app, config.server)
-        # The test's own loop, and the log as pytest captures it.
-        options.loop, options.log_config = "none", None
-        server = OrchestratorServer(options, app, config.server.grace)
-        serve = asyncio.create_task(server.serve())
-        while not server.started:
-            assert not serve.done(), serve.result()
-            await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
+        server, services, port = await exits.enter_async_context(running(config))
         url = f"http://127.0.0.1:{port}"
-        services: Services = app.state.services
-        await services.check_health()
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
         http = httpx.AsyncClient(base_url=url, timeout=30)
         try:
@@ -112,8 +101,27 @@ async def launched(
         finally:
             await client.close()
             await http.aclose()
-            server.should_exit = True
-            await serve
+
+
+@asynccontextmanager
+async def running(config: Settings) -> AsyncIterator[tuple[OrchestratorServer, Services, int]]:
+    """The server with these settings, what its requests share, and the port it listens on."""
+    app = await asyncio.to_thread(create_app, config)  # reads files, as it may before there is a loop
+    options = uvicorn_config(app, config.server)
+    # The test's own loop, and the log as pytest captures it.
+    options.loop, options.log_config = "none", None
+    server = OrchestratorServer(options, app, config.server.grace)
+    serve = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not serve.done(), serve.result()
+        await asyncio.sleep(0.005)
+    services: Services = app.state.services
+    await services.check_health()
+    try:
+        yield server, services, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serve
 
 
 @pytest.fixture

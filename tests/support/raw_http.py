@@ -7,6 +7,7 @@ differently. The cases are for every service that faces clients.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 SMUGGLED: Final = b"GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -65,5 +66,4 @@ async def exchange(port: int, data: bytes, *, end: bool = False) -> bytes:
 
 def answers(received: bytes) -> list[int]:
     """The statuses of the answers in what was received."""
-    pieces = received.split(b"HTTP/1.1 ")[1:]
-    return [int(piece[:3]) for piece in pieces]
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]

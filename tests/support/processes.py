@@ -83,9 +83,10 @@ class ServerProcess:
             return ""
         return data[-last_bytes:].decode(errors="replace")
 
-    def start(self) -> Self:
+    def start(self, port: int | None = None) -> Self:
+        """``port``: where it must listen; otherwise any free one."""
         for attempt in (1, 2, 3):
-            self._spawn()
+            self._spawn(port)
             try:
                 self._await_ready()
             except BaseException as error:
@@ -97,8 +98,12 @@ class ServerProcess:
             return self
         raise AssertionError("unreachable")
 
-    def _spawn(self) -> None:
-        self.port = free_port()
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def _spawn(self, port: int | None) -> None:
+        self.port = port or free_port()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.started_at = time.monotonic()
         with self.log_path.open("wb") as log:

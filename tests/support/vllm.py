@@ -70,13 +70,16 @@ def engine(model: Path, name: str, *options: str, log_dir: Path, threads: int = 
     )
 
 
-def pair_engine(model: Path, name: str, role: str, *options: str, log_dir: Path) -> ServerProcess:
-    """One side of a pair over NIXL, `role` "prefill" or "decode"; blocks are moved between CPU memories."""
+def pair_engine(
+    model: Path, name: str, role: str, *options: str, log_dir: Path, **transfer: object
+) -> ServerProcess:
+    """One side of a pair over NIXL, `role` "prefill" or "decode"; blocks are moved between CPU memories.
+    `transfer` are further members of `--kv-transfer-config`."""
     process = server(
         f"vllm-{role}",
         *("serve", model, "--served-model-name", name),
         *vllm_cpu.PAIR_OPTIONS,
-        *("--kv-transfer-config", vllm_cpu.transfer_config(role)),
+        *("--kv-transfer-config", vllm_cpu.transfer_config(role, **transfer)),
         *options,
         log_dir=log_dir,
     )
@@ -94,12 +97,12 @@ class Pair:
 
 
 @contextmanager
-def nixl_pair(model: Path, name: str, log_dir: Path) -> Iterator[Pair]:
+def nixl_pair(model: Path, name: str, log_dir: Path, **transfer: object) -> Iterator[Pair]:
     """Both engines, started side by side. The decode engine keeps no prefix cache: what it did not get over
-    NIXL it computes."""
+    NIXL it computes. `transfer` as for `pair_engine`."""
     pair = Pair(
-        pair_engine(model, name, "prefill", log_dir=log_dir),
-        pair_engine(model, name, "decode", "--no-enable-prefix-caching", log_dir=log_dir),
+        pair_engine(model, name, "prefill", log_dir=log_dir, **transfer),
+        pair_engine(model, name, "decode", "--no-enable-prefix-caching", log_dir=log_dir, **transfer),
     )
     try:
         with ThreadPoolExecutor(2) as starts:
@@ -141,3 +144,23 @@ def start(process: ServerProcess) -> ServerProcess:
         return process.start()
     except ServerFailed:
         return process.start()
+
+
+def restart(process: ServerProcess) -> None:
+    """End it at once, if it still runs, and start it anew at its address."""
+    port = process.port
+    process.kill()
+    try:
+        process.start(port)
+    except ServerFailed:
+        process.start(port)
+
+
+def coupled(model: Path, name: str, log_dir: Path) -> ServerProcess:
+    """`vllm serve MODEL`: one engine behind the OpenAI API, with its own tokenizer, in float32."""
+    options = [option for option in vllm_cpu.PAIR_OPTIONS if option != "--tokens-only"]
+    process = server(
+        "vllm-coupled", *("serve", model, "--served-model-name", name), *options, log_dir=log_dir
+    )
+    process.env |= vllm_cpu.side_channel(free_port())
+    return process

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import vllm
+from tests.support.completions import MODEL, Answer, ask_all
+from tests.support.pd_stack import Stack, pd_stack
 from tests.support.processes import ServerProcess, engine_server, render_tier_server
+from tests.support.prompts import distinct_prompts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,3 +59,37 @@ def render_tier(qwen3_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
     options = ("--served-model-name", "qwen3", *vllm.RENDER_OPTIONS)
     with render_tier_server(qwen3_dir, *options, log_dir=server_logs) as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def started_stack(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with pd_stack(smollm2_dir, tmp_path_factory.mktemp("pair")) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(started_stack: Stack) -> Stack:
+    """SmolLM2 in a pair over NIXL behind our parts, all of it alive."""
+    started_stack.revive()
+    return started_stack
+
+
+@pytest.fixture(scope="session")
+def coupled(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+    """SmolLM2 in one engine behind vLLM's own API, as those of the pair are started but for that."""
+    process = vllm.start(vllm.coupled(smollm2_dir, MODEL, log_dir=server_logs))
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def prompts(smollm2_dir: Path) -> list[list[int]]:
+    """Of 20 to 1,500 tokens."""
+    return distinct_prompts(smollm2_dir)
+
+
+@pytest.fixture(scope="session")
+def colocated(started_stack: Stack, prompts: list[list[int]]) -> list[Answer]:
+    """What the decode engine says to each prompt when it prefills itself."""
+    started_stack.revive()
+    return asyncio.run(ask_all(started_stack.together, prompts, stream=False))

@@ -13,55 +13,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.processes import ServerProcess
+from tests.support.prompts import QUESTIONS, TEXTS
 
 TOKENS = 64
 CONCURRENCY = 8
-
-QUESTIONS = [
-    "What is the capital of France?",
-    "Explain why the sky is blue to a child of six.",
-    "Write a haiku about a lighthouse in winter.",
-    "List three differences between TCP and UDP.",
-    "Translate 'good morning' into Spanish, German and Japanese.",
-    "What is 17 times 23? Show each step.",
-    "Give me a recipe for lentil soup with six ingredients.",
-    "Summarise the plot of Romeo and Juliet in two sentences.",
-    "How does a bicycle stay upright?",
-    "Name the planets in order of their distance from the sun.",
-    "Why do cats purr?",
-    "Describe a sunset without naming a colour.",
-    "What should I pack for a week of hiking in the rain?",
-    "Is it safe to eat honey that has crystallised?",
-    "Write a polite email that declines an invitation.",
-    "What does the word 'serendipity' mean?",
-]
-
-TEXTS = [
-    "Once upon a time there was a",
-    "The three laws of thermodynamics are",
-    "def fibonacci(n):\n    if n < 2:\n        return n\n",
-    "import json\nfrom pathlib import Path\n\ndef load(path):\n",
-    "SELECT name, COUNT(*) FROM orders WHERE",
-    "<html>\n<head>\n<title>",
-    '{"name": "Ada", "born": 1815, "fields": [',
-    "| city | country | people |\n|---|---|---|\n| Oslo |",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "1, 1, 2, 3, 5, 8, 13,",
-    "A B C D E F G",
-    "The quick brown fox",
-    "Der Zug nach München fährt",
-    "El niño comió una manzana y",
-    "Il était une fois, dans un",
-    "東京は日本の首都で、",
-    "Привет! Как",
-    "🙂🙃🙂🙃🙂",
-    "aaaaaaaaaaaaaaaaaaaaaaaa",
-    "\n\n\n\n",
-    "To be, or not to be, that is the",
-    "Water boils at 100 degrees",
-    "Q: Who wrote 'War and Peace'?\nA:",
-    "In 1969, the first humans",
-]
 
 
 @dataclass(frozen=True)

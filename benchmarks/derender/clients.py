@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
+from yarl import URL
 
 from benchmarks.derender.workload import PATH, Workload
+from orchestrator.hops import websocket
 from orchestrator.hops.sessions import Link
 from render_tier.protocol.session import SESSION_PATH, Answer
 
@@ -139,6 +140,12 @@ class CountingLink(Link):
         self.sent += len(frame) + 1
 
 
-async def connect(http: aiohttp.ClientSession, url: str) -> CountingLink:
-    socket = await http.ws_connect(url + SESSION_PATH, compress=0, max_msg_size=1 << 28)
-    return CountingLink(url, socket)
+async def connect(url: str) -> CountingLink:
+    link = CountingLink(url)
+    link.through(
+        await websocket.connect(
+            "derender", URL(url + SESSION_PATH), link,
+            headers={}, heartbeat=10.0, max_message_bytes=1 << 28, tls=None,
+        )
+    )  # fmt: skip
+    return link

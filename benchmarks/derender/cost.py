@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import aiohttp
-
 from benchmarks.derender.clients import CallStream, CountingLink, Http, SessionStream, connect
 from benchmarks.derender.workload import PATH, Workload
 from benchmarks.measure import cpu_seconds, print_table, ratio
@@ -120,10 +118,9 @@ async def measure(
     for name, some in (("all in each call", full), ("digest", lengths)):
         costs[name] = await _warm(server, by_calls(http, work, full=some is full), some)
     http.close()
-    async with aiohttp.ClientSession() as session:
-        link = await connect(session, server.url)
-        costs["session"] = await _warm(server, by_session(link, work), lengths)
-        await link.close()
+    link = await connect(server.url)
+    costs["session"] = await _warm(server, by_session(link, work), lengths)
+    await link.close()
     return costs
 
 

@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import aiohttp
 import uvloop
 
 from benchmarks.derender.clients import CallStream, Http, SessionStream, connect
@@ -181,10 +180,9 @@ async def _streaming(job: Job, began: asyncio.Future[float]) -> Load:
 
 async def _open(exits: AsyncExitStack, job: Job) -> list[Callable[[int], Awaitable[None]]]:
     if job.way in ("session", "session in steps"):
-        session = await exits.enter_async_context(aiohttp.ClientSession())
         links = []
         for _ in range(-(-job.streams // STREAMS_PER_LINK)):
-            links.append(await connect(session, job.url))
+            links.append(await connect(job.url))
             exits.push_async_callback(links[-1].close)
         return [SessionStream(links[n % len(links)], job.work, n).read for n in range(job.streams)]
     reads: list[Callable[[int], Awaitable[None]]] = []

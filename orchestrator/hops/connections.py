@@ -253,12 +253,19 @@ class Connections:
         when nobody is there."""
         target = URL(url)
         origin = (target.scheme, target.raw_host or "", target.port or 80)
-        request = _request(method, target, body, {**self._headers, **headers})
+        request = _request(method, target, body, {**self.headers_for(target), **headers})
         connection = self._kept(origin) or await self._connect(hop, url, origin)
         if connection.closed:
             raise Unreachable(hop, f"the connection to the {hop} tier was lost", member=url)
         connection.begin(url, request, handler)
         return connection
+
+    def headers_for(self, target: URL) -> dict[str, str]:
+        """What goes with every request there. Credentials of our own count before those in the URL."""
+        if target.user is None or "Authorization" in self._headers:
+            return self._headers
+        secret = base64.b64encode(f"{target.user}:{target.password or ''}".encode()).decode()
+        return {**self._headers, "Authorization": f"Basic {secret}"}
 
     def made(self, connection: Connection) -> None:
         self._all.add(connection)
@@ -306,9 +313,6 @@ def _request(method: str, target: URL, body: bytes | None, headers: Mapping[str,
     sent = dict(headers)
     if body is not None:
         sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    if target.user is not None:
-        secret = base64.b64encode(f"{target.user}:{target.password or ''}".encode()).decode()
-        sent.setdefault("Authorization", f"Basic {secret}")
     lines += [f"{name}: {value}" for name, value in sent.items()]
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:

@@ -1,9 +1,11 @@
 """Hop 4 as a session: WebSockets to render members, many streams on each, in lock step per stream.
 
 A call is a frame and its answer. Frames that are ready at the same moment, or while the socket is busy, leave
-in one message, so the cost of a message is shared by the streams that an engine step has moved on. The server
-answers frames in order, so a queue of waiting calls is all the bookkeeping there is. It also makes the oldest
-call's time the bound for all: when that is over, nothing behind it would be answered sooner.
+in one message, so the cost of a message is shared by the streams that an engine step has moved on. While an
+answer is awaited, frames wait for it too, ``HOLD`` at most: the server works on one message at a time, so
+most would have waited there. The server answers frames in order, so a queue of waiting calls is all the
+bookkeeping there is. It also makes the oldest call's time the bound for all: when that is over, nothing
+behind it would be answered sooner.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 
 from orchestrator.hops.errors import HopError, NotOffered, TimedOut, Unreachable, error_from_body
 from orchestrator.hops.transport import Transport, encode
+from orchestrator.hops.websocket import WebSocket
 from render_tier.protocol.session import SESSION_PATH, Answer
 
 _decoder = msgspec.json.Decoder(list[Answer])
@@ -27,6 +30,10 @@ OnAnswer = Callable[[Answer | None, HopError | None], None]
 
 MOST_FRAMES: Final = 1024
 """Of one message; servers refuse longer ones."""
+
+
+HOLD: Final = 0.001
+"""Seconds."""
 
 
 class Call:
@@ -48,25 +55,33 @@ class Link:
     """One connection. ``streams``: how many are open on it. ``moving``: the server is about to stop.
     ``answer_within``: seconds that an answer may take."""
 
-    def __init__(self, url: str, socket: Any, answer_within: float = 30.0) -> None:
+    def __init__(self, url: str, answer_within: float = 30.0) -> None:
         self.url = url
         self.streams = 0
         self.moving = False
         self.closed = False
-        self._socket = socket
+        self._socket: WebSocket | None = None
         self._answer_within = answer_within
         self._numbers = 0
+        self._loop = asyncio.get_running_loop()
         self._frames: list[bytes] = []
-        self._loop = loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] | None = None
-        """What the writer waits for while there is nothing to write."""
+        """To be sent."""
+        self._sending = False
+        """They are, in the loop's next turn, or wait for others."""
+        self._asking = 0
+        """How many of them are calls."""
+        self._asked = 0
+        """Calls that have been sent and not been answered."""
+        self._hold: asyncio.TimerHandle | None = None
         self._waiting: deque[Call] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = loop.create_task(self._write(), name=f"session writer {url}")
-        self._reader = loop.create_task(self._read(), name=f"session reader {url}")
 
     def __repr__(self) -> str:
         return f"<Link {self.url} streams={self.streams} moving={self.moving} closed={self.closed}>"
+
+    def through(self, socket: WebSocket) -> None:
+        """Once, when the connection is made."""
+        self._socket = socket
 
     def number(self) -> int:
         """For a new stream."""
@@ -81,6 +96,7 @@ class Link:
         self._waiting.append(call)
         if self._timer is None:
             self._timer = self._loop.call_later(self._answer_within, self._look)
+        self._asking += 1
         self._send(frame)
         return call
 
@@ -110,57 +126,57 @@ class Link:
 
     def abandon(self, error: HopError | None = None) -> None:
         """The connection is of no use any more: every call that waits fails."""
-        if not self.closed:
-            self._lose_calls(error)
-            self._reader.cancel()
-
-    def _lose_calls(self, error: HopError | None = None) -> None:
-        self.closed = True
-        self._frames.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        calls, self._waiting = self._waiting, deque()
-        for call in calls:
-            if call.on_answer is not None:
-                call.on_answer(None, error or self._lost())
+        if self._socket is not None:
+            self._socket.abort()
+        self._lose_calls(error)
 
     async def close(self) -> None:
-        self.abandon()
-        # A reader that never ran has not seen its end, and so has ended nothing else.
-        self._writer.cancel()
-        await asyncio.wait([self._reader, self._writer])
-        await self._socket.close()
+        self._lose_calls()
+        if self._socket is not None:
+            await self._socket.close()
+
+    # ---- Owner of the WebSocket ----------------------------------------------------------------------------
+
+    def message(self, data: bytes) -> None:
+        try:
+            for answer in _decoder.decode(data):
+                self._take(answer)
+        except (msgspec.MsgspecError, UnicodeError, LookupError):
+            self.abandon()  # not what the protocol says
+        if self._hold is not None:
+            self._write()
+
+    def writable(self) -> None:
+        self._write()
+
+    def lost(self) -> None:
+        self._lose_calls()
+
+    # ---- small parts ---------------------------------------------------------------------------------------
 
     def _send(self, frame: bytes) -> None:
         self._frames.append(frame)
-        ready, self._ready = self._ready, None
-        if ready is not None and not ready.done():
-            ready.set_result(None)
+        if not self._sending:
+            self._sending = True
+            self._loop.call_soon(self._write_or_hold)
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                if not self._frames:
-                    self._ready = self._loop.create_future()
-                    await self._ready
-                frames, self._frames = self._frames[:MOST_FRAMES], self._frames[MOST_FRAMES:]
-                await self._socket.send_bytes(b"[" + b",".join(frames) + b"]")
-        except (OSError, RuntimeError):  # aiohttp says either when the connection is gone
-            self.abandon()
+    def _write_or_hold(self) -> None:
+        if self._asked:
+            self._hold = self._loop.call_later(HOLD, self._write)
+        else:
+            self._write()
 
-    async def _read(self) -> None:
-        try:
-            async for message in self._socket:
-                if not isinstance(message.data, bytes | str):
-                    break
-                for answer in _decoder.decode(message.data):
-                    self._take(answer)
-        except (OSError, RuntimeError, msgspec.MsgspecError, UnicodeError, LookupError):
-            pass  # lost, or not what the protocol says
-        finally:
-            self._lose_calls()
-            self._writer.cancel()
-            await self._socket.close()
+    def _write(self) -> None:
+        self._sending = False
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        self._asked += self._asking
+        self._asking = 0
+        socket = self._socket
+        while self._frames and socket is not None and not socket.blocked:
+            frames, self._frames = self._frames[:MOST_FRAMES], self._frames[MOST_FRAMES:]
+            socket.send(b"[" + b",".join(frames) + b"]")
 
     def _take(self, answer: Answer) -> None:
         if answer.moving:
@@ -170,12 +186,25 @@ class Link:
         if call.number != answer.stream:
             raise LookupError("answers out of order")
         self._waiting.popleft()
+        self._asked -= 1
         if call.on_answer is None:
             return
         if answer.error is not None:
             call.on_answer(None, error_from_body("derender", self.url, answer.error))
         else:
             call.on_answer(answer, None)
+
+    def _lose_calls(self, error: HopError | None = None) -> None:
+        self.closed = True
+        self._frames.clear()
+        self._asked = self._asking = 0
+        for timer in (self._timer, self._hold):
+            if timer is not None:
+                timer.cancel()
+        calls, self._waiting = self._waiting, deque()
+        for call in calls:
+            if call.on_answer is not None:
+                call.on_answer(None, error or self._lost())
 
     def _look(self) -> None:
         """Whether the oldest call has waited too long; once per bound while any waits."""
@@ -242,9 +271,12 @@ class SessionPool:
             if self._clock() < self._not_before.get(base_url, 0.0):
                 return None
             try:
+                link = Link(base_url, self._answer_within)
                 async with asyncio.timeout(self._connect_timeout):
-                    socket = await self._transport.connect(
-                        "derender", base_url + SESSION_PATH, self._heartbeat
+                    link.through(
+                        await self._transport.connect(
+                            "derender", base_url + SESSION_PATH, link, self._heartbeat
+                        )
                     )
             except TimeoutError as error:
                 self._silent_at[base_url] = self._clock()
@@ -252,7 +284,6 @@ class SessionPool:
             except NotOffered:
                 self._not_before[base_url] = self._clock() + self._recheck
                 return None
-            link = Link(base_url, socket, self._answer_within)
             self._links.setdefault(base_url, []).append(link)
             return link
 

@@ -6,23 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import aiohttp
 import msgspec
+from yarl import URL
 
+from orchestrator.hops import websocket
 from orchestrator.hops.connections import Connections
-from orchestrator.hops.errors import (
-    Absent,
-    Garbled,
-    HopError,
-    HopName,
-    NotOffered,
-    TimedOut,
-    Unreachable,
-    error_from_answer,
-)
+from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, error_from_answer
 from orchestrator.hops.tls import SYSTEM_TLS, Tls
+from orchestrator.hops.websocket import Owner, WebSocket
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +88,12 @@ class Transport:
             connect_timeout=connect_timeout, keepalive=keepalive, headers=headers, tls=tls
         )
         self._tls = tls
-        self._connect_timeout = connect_timeout
-        self._headers = headers
         self._max_reply_bytes = max_reply_bytes
         self._max_error_bytes = max_error_bytes
         self._on_exchange = on_exchange or (lambda _change: None)
-        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         await self.connections.close()
-        if self._session is not None:
-            await self._session.close()
-            # Connections that were broken off close in the loop's next turn.
-            await asyncio.sleep(0)
 
     async def call(
         self,
@@ -134,23 +120,18 @@ class Transport:
         when there is none."""
         return await self._exchange("render", "GET", url, None, {}, budget)
 
-    async def connect(self, hop: HopName, url: str, heartbeat: float) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket. ``heartbeat``: seconds between pings that find out whether the other side is alive.
-        Raises ``NotOffered`` when the handshake is refused, another ``HopError`` when there is nobody."""
-        with mapped_errors(hop, url):
-            try:
-                return await self._websockets().ws_connect(
-                    url,
-                    ssl=await self._tls.context() if url.startswith("https:") else True,
-                    heartbeat=heartbeat,
-                    max_msg_size=self._max_reply_bytes,
-                    compress=0,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                )
-            except aiohttp.WSServerHandshakeError as error:
-                raise NotOffered(
-                    hop, f"the {hop} tier offers no sessions", detail=repr(error), member=url
-                ) from error
+    async def connect(self, hop: HopName, url: str, owner: Owner, heartbeat: float) -> WebSocket:
+        """A WebSocket, with the same headers as every request. Raises what ``websocket.connect`` does."""
+        target = URL(url)
+        return await websocket.connect(
+            hop,
+            target,
+            owner,
+            headers=self.connections.headers_for(target),
+            heartbeat=heartbeat,
+            max_message_bytes=self._max_reply_bytes,
+            tls=await self._tls.context() if target.scheme == "https" else None,
+        )
 
     async def _exchange(
         self,
@@ -176,34 +157,6 @@ class Transport:
                 connection.abort(whole)
             self._on_exchange(-1)
 
-    def _websockets(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-                headers=self._headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
-
-
-@contextmanager
-def mapped_errors(hop: HopName, url: str) -> Iterator[None]:
-    """Transport failures as ``HopError``."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise Absent(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
-    except aiohttp.ServerTimeoutError as error:
-        raise TimedOut(hop, f"the {hop} hop timed out", detail=repr(error), member=url) from error
-    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError, ConnectionError) as error:
-        raise Unreachable(
-            hop, f"the connection to the {hop} tier was lost", detail=repr(error), member=url
-        ) from error
-    except (aiohttp.ClientError, ValueError) as error:
-        # ValueError: what the HTTP parser raises for lines it cannot take.
-        raise Garbled(hop, f"the {hop} tier's answer is not HTTP", detail=repr(error), member=url) from error
-
 
 @contextmanager
 def timeout_as_hop_error(hop: HopName, url: str) -> Iterator[None]:
@@ -213,8 +166,8 @@ def timeout_as_hop_error(hop: HopName, url: str) -> Iterator[None]:
         raise TimedOut(hop, f"the {hop} hop timed out", member=url) from error
 
 
-def encode(message: Any) -> bytes:
-    return msgspec.json.encode(message)
+encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
+"""A message as JSON."""
 
 
 def garbled(hop: HopName, url: str, error: Exception) -> HopError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -41,14 +40,11 @@ REFUSAL = b'{"error":{"message":"no","type":"BadRequestError","param":null,"code
 CHOICES_APART = 10
 """Seeds of consecutive requests; choice ``c`` of request ``n`` samples with seed ``10 n + c``."""
 
-PATIENCE = float(os.environ.get("FAULT_PATIENCE", "1"))
-"""Times the time-outs, for a machine so busy that a hop without a fault would run into them."""
-
 SETTINGS: dict[str, Any] = {
+    # On the clock of `clock.py`.
     "timeouts": {
-        "connect": PATIENCE, "render": 0.4 * PATIENCE, "prefill": 0.4 * PATIENCE,
-        "decode_first": 0.4 * PATIENCE, "decode_idle": 0.4 * PATIENCE, "derender": 0.4 * PATIENCE,
-        "cleanup": 0.6 * PATIENCE, "abort": 0.4 * PATIENCE, "request": 20.0 * PATIENCE,
+        "connect": 1.0, "render": 0.4, "prefill": 0.4, "decode_first": 0.4, "decode_idle": 0.4,
+        "derender": 0.4, "cleanup": 0.6, "abort": 0.4, "request": 20.0,
     },
     "health": {"interval": 0.05, "breaker_cooldown": 0.1},
 }  # fmt: skip

@@ -160,6 +160,7 @@ class Chunk(msgspec.Struct):
 
 class Frame(msgspec.Struct):
     stream: int
+    open: Any = None
     chunk: Chunk | None = None
 
 
@@ -172,7 +173,9 @@ WORD = (
 STATE = b',"stream_state":{"v":1,"s":"%b"}' % (b"A" * 200)
 
 
-def answer(number: int, chunk: Chunk) -> bytes:
+def answer(number: int, chunk: Chunk | None) -> bytes:
+    if chunk is None:
+        return b'{"stream":%d}' % number
     position = chunk.position
     words = WORD % (b" world" * len(chunk.choices[0].token_ids))
     state = STATE if position % 64 == 63 else b""
@@ -184,7 +187,8 @@ async def session(request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(compress=False, max_msg_size=0)
     await socket.prepare(request)
     async for message in socket:
-        answers = [answer(f.stream, f.chunk) for f in _frames.decode(message.data) if f.chunk is not None]
+        frames = _frames.decode(message.data)
+        answers = [answer(each.stream, each.chunk) for each in frames if each.open or each.chunk]
         if answers:
             await socket.send_bytes(b"[" + b",".join(answers) + b"]")
     return socket

@@ -45,6 +45,13 @@ Scheme = Literal["http", "https"]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return False
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -355,6 +362,21 @@ class Admission(Section):
     retry_after_longest: Count = 60
 
 
+class Tracing(Section):
+    """Traces of requests by OpenTelemetry, over OTLP/HTTP. Needs the extra ``otel``."""
+
+    endpoint: Url | None = None
+    """Where traces are sent, like http://collector:4318/v1/traces; none are recorded without it. Everything
+    else is OpenTelemetry's own: ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER`` and so on."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _can_be_sent(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not _installed("opentelemetry.exporter.otlp.proto.http"):
+            raise ValueError("needs the extra otel: pip install opentelemetry-exporter-otlp-proto-http")
+        return endpoint
+
+
 class Settings(Section):
     server: Server = Server()
     auth: Auth = Auth()
@@ -371,6 +393,7 @@ class Settings(Section):
     policy: PolicySettings = PolicySettings()
     limits: Limits = Limits()
     admission: Admission = Admission()
+    tracing: Tracing = Tracing()
 
     @model_validator(mode="after")
     def _followed_are_engines(self) -> Settings:
@@ -388,7 +411,7 @@ class Settings(Section):
         for url in self.kv_events.replay:
             if url.rstrip("/") not in followed:
                 raise ValueError(f"kv_events.replay: {url} is not in kv_events.endpoints")
-        if self.kv_events.endpoints and importlib.util.find_spec("zmq") is None:
+        if self.kv_events.endpoints and not _installed("zmq"):
             raise ValueError("kv_events.endpoints needs the extra kv-events: pip install pyzmq")
         return self
 

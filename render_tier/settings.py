@@ -112,6 +112,8 @@ class Settings(BaseModel):
     """Serve /tokenizer_info, which shows the chat template."""
     root_path: str = ""
     """Prefix under which a proxy serves this API."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry traces are sent, like http://collector:4318/v1/traces; needs the extra otel."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important log line to write."""
     log_format: Literal["auto", "json", "console"] = "auto"

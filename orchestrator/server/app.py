@@ -31,6 +31,7 @@ from orchestrator.server.endpoints import CompletionEndpoint
 from orchestrator.server.key_gate import KeyGate
 from orchestrator.server.services import Services
 from orchestrator.server.sibling_metrics import Siblings
+from orchestrator.server.tracing import open_tracing
 from orchestrator.settings import Settings
 from render_tier.protocol.errors import ApiError, NotFound
 
@@ -52,6 +53,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
         services = app.state.services = Services(settings, workers_directory)
         await services.start()
         siblings = None
+        services.tracing = await open_tracing(settings.tracing)
         if workers_directory is not None:
             seconds = settings.health.timeout
             siblings = Siblings(workers_directory, services.metrics.exposition, seconds)

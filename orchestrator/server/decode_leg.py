@@ -39,7 +39,7 @@ class DecodeLeg(Leg):
         self._gaps = run.exchange.timing.gaps
         self._histogram = self.services.metrics.inter_token
         self._stream = self.services.decode_client.decode(
-            member.url, request, run.exchange.engine_headers(), self._take
+            member.url, request, run.exchange.engine_headers(self.span), self._take
         )
 
     async def carry_out(self) -> None:
@@ -56,6 +56,7 @@ class DecodeLeg(Leg):
         finally:
             if self._place is not None:
                 self._place.leave()
+        self.span.end()
         services.decode_pool.succeeded(self.member)
         services.decode_pool.remember(self.member, run.affinity)
         run.post(Event.DECODE_ENDED)
@@ -155,7 +156,7 @@ class FreeingLeg(Leg):
     def __init__(self, run: Run, member: Member, leg_id: str, request: Mapping[str, Any]) -> None:
         super().__init__(run, member, leg_id)
         self._stream = self.services.decode_client.decode(
-            member.url, request, run.exchange.cleanup_headers(), lambda _answer: None
+            member.url, request, run.exchange.cleanup_headers(self.span), lambda _answer: None
         )
 
     async def carry_out(self) -> None:

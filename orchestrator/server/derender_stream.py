@@ -6,7 +6,7 @@ the output since is read there again, and its answer, which the client has, is t
 same text for every chunking, so nothing is lost, repeated or changed.
 
 While a session is open and well, an output is one frame and its answer one callback. Everything else (the
-first output, a lost member, single calls) takes time and is a task.
+opening, a lost member, single calls) takes time and is a task.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ ELSEWHERE = frozenset({404, 409})
 class DerenderStream:
     """Choice ``index`` of ``exchange``. ``prompt_token_ids``: JSON of the prompt's IDs.
 
-    One output at a time: ``read`` is answered by ``on_read`` or, when no member can, by ``on_failed``; never
-    from inside ``read``, and not after ``close``. ``on_crash`` is told of what nobody foresaw.
+    ``prepare``, if called, comes first. One output at a time: ``read`` is answered by ``on_read`` or, when no
+    member can, by ``on_failed``; never from inside ``read``, and not after ``close``. ``on_crash`` is told of
+    what nobody foresaw.
     """
 
     def __init__(
@@ -83,9 +84,19 @@ class DerenderStream:
         self._output = Output()
         """Being read."""
         self._work: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._span = exchange.span.hop("derender")
 
     def __repr__(self) -> str:
         return f"<DerenderStream {self._index} {self._position=} {self._since_tokens=} {self._link!r}>"
+
+    def prepare(self) -> None:
+        """Open the stream before there is output, which then need not wait until derender has read the
+        request. Where that fails, the first output finds out why."""
+        if self._sessions is not None:
+            self._opening = self._services.supervisor.spawn(
+                self._open(), f"derender {self._exchange.base_id}", self._on_crash
+            )
 
     def read(self, output: Output) -> None:
         """Derender the next output."""
@@ -101,9 +112,11 @@ class DerenderStream:
     def close(self) -> None:
         """The stream is over; nothing is read any more."""
         self._end_call()
-        if self._work is not None and self._work is not asyncio.current_task():
-            self._work.cancel()
+        for task in (self._opening, self._work):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
         self._leave()
+        self._span.end()
 
     def _answered(self, answer: Answer | None, error: HopError | None) -> None:
         self._end_call()
@@ -145,14 +158,29 @@ class DerenderStream:
         try:
             read = await self._read(output, failure)
         except HopError as error:
+            self._span.end(error)
             self._on_failed(error)
         else:
             self._on_read(read)
+
+    async def _open(self) -> None:
+        try:
+            start = await self._enter()
+            if start is None:
+                return
+            assert self._link is not None
+            with self._member_in_use.busy():
+                await self._link.call(start)
+        except HopError:
+            if self._waiting is None and self._work is None:
+                self._leave()
 
     async def _read(self, output: Output, failure: HopError | None) -> Derendered:
         """``failure`` is that of the first attempt, where it has been made. Raises ``HopError`` when no
         member can."""
         attempts = self._services.settings.policy.derender_attempts
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
         member = self._member
         while self._sessions is not None:
             if failure is None:
@@ -238,7 +266,7 @@ class DerenderStream:
         self._link, self._number = link, link.number()
         self._services.integrity.session_streams += 1
         context = self._context
-        start = {
+        start: dict[str, Any] = {
             "endpoint": context.endpoint,
             "request_id": self._exchange.response_id,
             "model": context.model,
@@ -247,6 +275,8 @@ class DerenderStream:
             "prompt_token_ids": context.prompt_token_ids,
             "prompt_tokens": context.prompt_tokens,
         }
+        if self._span.carrier:
+            start["trace"] = self._span.carrier
         if self._saved.state is not None:
             start["stream_state"] = self._saved.state
         frame: dict[str, Any] = {"stream": self._number, "open": start}
@@ -302,7 +332,7 @@ class DerenderStream:
 
         async def call(url: str) -> Derendered:
             return await services.derender_client.chunk(
-                url, self._context, self._saved, chunk, exchange.derender_headers(budget), budget
+                url, self._context, self._saved, chunk, exchange.call_headers(self._span, budget), budget
             )
 
         attempts = services.settings.policy.derender_attempts

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from time import perf_counter
 from typing import Any, Final
@@ -28,7 +28,7 @@ from orchestrator.core.selection import Affinity, Decision
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
 from orchestrator.hops.errors import HopError, NoMembers
-from orchestrator.hops.render import FINGERPRINT_HEADER, Rendered
+from orchestrator.hops.render import FINGERPRINT_HEADER, PATHS, Rendered
 from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Busy
@@ -38,6 +38,7 @@ from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
+from orchestrator.server.tracing import Span
 from orchestrator.server.whole import WholeAnswer
 from render_tier.protocol.errors import ApiError, BadRequest, GatewayTimeout, Unavailable
 
@@ -63,6 +64,13 @@ class Exchange:
         self.model = request.model
         self.return_token_ids = request.return_token_ids
         self._forwarded = request.forwarded
+        self.span = services.tracing.request(
+            PATHS[self.endpoint],
+            request.forwarded,
+            response_id=self.response_id,
+            model=request.model or "",
+            client_id=request.client_id or "",
+        )
         self.render_headers = {**request.forwarded, "X-Request-Id": self.base_id}
         # The loop's own clock counts whole milliseconds under uvloop.
         self.timing = Timing(perf_counter())
@@ -102,16 +110,20 @@ class Exchange:
         """Seconds that a hop with this ``limit`` of its own may take."""
         return self._deadline.budget(self._loop.time(), limit)
 
-    def engine_headers(self, limit: float | None = None) -> dict[str, str]:
+    def engine_headers(self, span: Span, limit: float | None = None) -> dict[str, str]:
         """For a leg that starts now and may take ``limit`` seconds, or what is left of the request."""
-        return {**self._forwarded, TIMEOUT_HEADER: f"{self.budget(limit or inf):.3f}"}
+        return self._headers(self._forwarded, span, self.budget(limit or inf))
 
-    def derender_headers(self, budget: float) -> dict[str, str]:
-        return {**self.render_headers, TIMEOUT_HEADER: f"{budget:.3f}"}
+    def call_headers(self, span: Span, budget: float) -> dict[str, str]:
+        """For a call of the render tier."""
+        return self._headers(self.render_headers, span, budget)
 
-    def cleanup_headers(self) -> dict[str, str]:
+    def cleanup_headers(self, span: Span) -> dict[str, str]:
         """For a leg that cleans up, whose time does not depend on the request's."""
-        return {**self._forwarded, TIMEOUT_HEADER: f"{self.services.settings.timeouts.cleanup:.3f}"}
+        return self._headers(self._forwarded, span, self.services.settings.timeouts.cleanup)
+
+    def _headers(self, base: Mapping[str, str], span: Span, budget: float) -> dict[str, str]:
+        return {**base, **span.carrier, TIMEOUT_HEADER: f"{budget:.3f}"}
 
     def may_derender(self, member: Member) -> bool:
         return self.generation.renders(member.generation)
@@ -164,15 +176,7 @@ class Exchange:
                 )
                 if member is None:
                     raise NoMembers("render", "there is no render tier")
-                budget = self.budget(services.settings.timeouts.render)
-                with member.busy():
-                    rendered = await services.render_client.render(
-                        member.url,
-                        self.endpoint,
-                        self._request.body,
-                        {**self.render_headers, TIMEOUT_HEADER: f"{budget:.3f}"},
-                        budget,
-                    )
+                rendered = await self._render_on(member)
         except Busy as error:
             run.post(Event.RENDER_FAILED, error)
             return
@@ -203,6 +207,22 @@ class Exchange:
             if not each.machine.over:
                 through_prefill = self._goes_through_prefill(each)
                 each.post(Event.RENDERED if through_prefill else Event.RENDERED_DIRECT)
+
+    async def _render_on(self, member: Member) -> Rendered:
+        """Raises ``HopError``."""
+        budget = self.budget(self.services.settings.timeouts.render)
+        span = self.span.hop("render", member=member.url)
+        try:
+            with member.busy():
+                rendered = await self.services.render_client.render(
+                    member.url, self.endpoint, self._request.body, self.call_headers(span, budget), budget
+                )
+        except HopError as error:
+            span.end(error)
+            raise
+        finally:
+            span.end()
+        return rendered
 
     def _plan(self, rendered: Rendered) -> None:
         """Check what render made of the request, before any engine sees it, and lay out the runs.
@@ -278,6 +298,7 @@ class Exchange:
     def note_decision(self, role: str, decision: Decision) -> None:
         if len(self.decisions) < NOTED_DECISIONS:
             self.decisions.append((role, decision))
+            self.span.decided(role, decision)
 
     def explanation(self) -> bytes | None:
         """The decisions so far as JSON, for a client that asked."""
@@ -396,9 +417,11 @@ class Exchange:
         request = whole.derender_request()
         budget = self.budget(services.settings.timeouts.derender)
 
+        span = self.span.hop("derender")
+
         async def call(url: str) -> tuple[bytes, Usage]:
             body = await services.derender_client.whole(
-                url, self.endpoint, request, self.derender_headers(budget), budget
+                url, self.endpoint, request, self.call_headers(span, budget), budget
             )
             return whole.read(body, self._cached_tokens)
 
@@ -409,8 +432,11 @@ class Exchange:
                 services, "derender", attempts, call, self.may_derender
             )
         except HopError as error:
+            span.end(error)
             self.runs[0].post(Event.DERENDER_FAILED, error)
             return
+        finally:
+            span.end()
         services.metrics.derender_calls.observe(perf_counter() - began)
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
@@ -429,10 +455,18 @@ class Exchange:
         metrics.observe(timing)
         metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
         metrics.tokens.labels("completion").inc(usage.completion_tokens)
+        self.span.end(
+            error,
+            outcome=outcome,
+            stream=self.streaming,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
+        )
         log.info(
             "request",
             id=self.response_id,
             client_id=self._request.client_id,
+            trace_id=self.span.trace_id,
             key=None if self._request.access is None else self._request.access.grant.name,
             endpoint=self.endpoint,
             stream=self.streaming,

@@ -25,6 +25,7 @@ class Leg(ABC):
         self.leg_id = leg_id
         self.services = run.exchange.services
         self.cancelled = False
+        self.span = run.exchange.span.hop(self.kind, member=member.url, leg=leg_id)
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -32,7 +33,7 @@ class Leg(ABC):
 
     def start(self) -> None:
         self._task = self.services.supervisor.spawn(
-            self.carry_out(), f"{self.kind} {self.leg_id}", self.run.crashed
+            self._recorded(), f"{self.kind} {self.leg_id}", self.run.crashed
         )
 
     def cancel(self) -> None:
@@ -40,11 +41,18 @@ class Leg(ABC):
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
+    async def _recorded(self) -> None:
+        try:
+            await self.carry_out()
+        finally:
+            self.span.end(cancelled=self.cancelled)
+
     @abstractmethod
     async def carry_out(self) -> None:
         """Run the hop and post its end to the run."""
 
     def note_failure(self, pool: Pool, error: HopError) -> None:
         """And prefer other members from now on."""
+        self.span.end(error)
         self.services.note_failure(pool, self.member, error, self.leg_id)
         self.run.tried.add(self.member.url)

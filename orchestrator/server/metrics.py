@@ -148,6 +148,8 @@ class Metrics:
             buckets=SPAN_BUCKETS,
             registry=registry,
         )
+        # Looking a label up costs as much as counting.
+        self._spans = {name: self.hop_seconds.labels(name) for name in Timing(0.0).seconds()}
         self.inter_token = PerToken(
             "pd_inter_token_seconds", "Time between two chunks of a decode stream.", registry
         )
@@ -214,7 +216,7 @@ class Metrics:
     def observe(self, timing: Timing) -> None:
         for name, seconds in timing.seconds().items():
             if seconds is not None:
-                self.hop_seconds.labels(name).observe(seconds)
+                self._spans[name].observe(seconds)
                 self.recent[name].add(seconds)
         if timing.gaps.count:
             self.recent["inter_token"].add(timing.gaps.total / timing.gaps.count)

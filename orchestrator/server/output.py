@@ -145,20 +145,24 @@ class OutputPump:
     def _next(self) -> None:
         if self._over or self._blocked:
             return
+        if self._pending.empty:
+            self._rest()
+            return
         if self._exchange.outbox.full:
             self._blocked = True
             self._exchange.outbox.when_drained(self._unblocked)
             return
         was_full = self._pending.full
-        output = self._pending.take()
-        if output is not None:
-            assert self._stream is not None
-            self._reading = output
-            self._began = perf_counter()
-            self._stream.read(output)
-            if was_full and self._source is not None:
-                self._source.resume()
-            return
+        self._reading = output = self._pending.take()
+        self._began = perf_counter()
+        assert output is not None
+        assert self._stream is not None
+        self._stream.read(output)
+        if was_full and self._source is not None:
+            self._source.resume()
+
+    def _rest(self) -> None:
+        """Everything that was put has been handed over."""
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         if self._finished:

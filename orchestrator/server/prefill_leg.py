@@ -42,6 +42,7 @@ class PrefillLeg(Leg):
         finally:
             if self._place is not None:
                 self._place.leave()
+        self.span.end()
         services.prefill_pool.succeeded(self.member)
         problem = why_useless(services, self.member, answer, self._prompt, self.leg_id)
         if problem is None:
@@ -59,7 +60,7 @@ class PrefillLeg(Leg):
             services.prefill_client.prefill(
                 self.member.url,
                 legs.prefill_leg(self._prompt, self.leg_id, run.placement),
-                run.exchange.engine_headers(limit),
+                run.exchange.engine_headers(self.span, limit),
                 limit + services.settings.timeouts.cleanup,
             )
         )
@@ -70,7 +71,7 @@ class PrefillLeg(Leg):
             raise
         if call.done():
             return call.result()
-        headers = run.exchange.cleanup_headers()
+        headers = run.exchange.cleanup_headers(self.span)
         error = TimedOut("prefill", "the prefill hop timed out", member=self.member.url)
         if run.recalling:
             # It has been aborted, for longer than a prefill takes.

@@ -154,8 +154,6 @@ class Run:
         self.post(self.machine.first_token())
         if self.machine.over:
             return
-        if self.pump is None and self.exchange.needs_chunks(self.whole_prompt):
-            self._start_pump()
         if self.pump is not None:
             self.pump.draw_from(source)
 
@@ -196,6 +194,7 @@ class Run:
             return
         self.exchange.generation.settle(member.generation)
         self._begin(PrefillLeg(self, member, self._new_id("p"), self._place))
+        self._prepare_output()
 
     def _hold_kv(self) -> None:
         params, self.kv_params = self.kv_params, None
@@ -253,6 +252,7 @@ class Run:
         whole = prompt.wants_prompt_logprobs and not self.machine.uses_prefill
         request = legs.decode_leg(prompt, leg_id, self.choice, kv_params, self.placement, whole=whole)
         self._begin(DecodeLeg(self, member, leg_id, request, self._place))
+        self._prepare_output()
 
     def _start_freeing(self) -> None:
         """Goes ahead of whoever waits for a place: it is short, and what it frees is needed."""
@@ -290,7 +290,7 @@ class Run:
         if self.pump is not None:
             self.pump.close()
         self.pump = None
-        """From the first token on, when output is derendered as it comes."""
+        """When output is derendered as it comes."""
         self.received = 0
         """Tokens, of all legs whose output counts."""
         self._sent_ids: list[int] = []
@@ -334,7 +334,10 @@ class Run:
 
     # ---- small parts ---------------------------------------------------------------------------------------
 
-    def _start_pump(self) -> None:
+    def _prepare_output(self) -> None:
+        """Derender reads the request while the engines work."""
+        if self.pump is not None or not self.exchange.needs_chunks(self.whole_prompt):
+            return
         pump = OutputPump(
             self.exchange,
             self.usage,
@@ -354,6 +357,7 @@ class Run:
             on_crash=self.crashed,
         )
         pump.through(stream)
+        stream.prepare()
         self.pump = pump
 
     def _derender_failed(self, error: HopError) -> None:

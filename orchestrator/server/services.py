@@ -41,6 +41,7 @@ from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.sources import declared_facts, fixed_members, sources
 from orchestrator.server.supervisor import Supervisor
+from orchestrator.server.tracing import Tracing
 from orchestrator.settings import Settings
 from render_tier.protocol.errors import Unavailable
 
@@ -60,6 +61,8 @@ class Services:
         self.integrity = Integrity()
         self.supervisor = Supervisor(self.integrity)
         self.exchanges: set[Exchange] = set()
+        self.tracing = Tracing()
+        """Replaced before the first request where traces are wanted."""
         self.used_params = UsedParams(settings.limits.remembered_params)
         members, timeouts = settings.members, settings.timeouts
         self._tls = Tls(members.tls.ca, members.tls.certificate, members.tls.key)
@@ -212,6 +215,7 @@ class Services:
             await self.sessions.close()
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
+        await self.tracing.close()
 
     def note_failure(self, pool: Pool, member: Member, error: HopError, leg: str = "") -> None:
         """Log a failed call, count it, and tell the member's breaker."""

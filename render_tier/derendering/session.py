@@ -77,6 +77,10 @@ class Budget:
             self.bytes -= size
 
 
+OnClose = Callable[[int], None]
+"""Called once, when a stream ends, with the HTTP status that it would have had."""
+
+
 @dataclass(slots=True)
 class _Held:
     stream: Stream
@@ -85,6 +89,7 @@ class _Held:
     prompt_tokens: int | None
     size: int
     used: float
+    on_close: OnClose
     saved_at: int = 0
     """Tokens that the last snapshot knew of."""
 
@@ -134,7 +139,8 @@ def parts(frames: Sequence[Frame], most: int) -> Iterator[tuple[list[Frame], int
 class Session:
     """``max_frames``: how many a message may hold. ``snapshot_tokens``: how many tokens a stream reads before
     it gives its next snapshot.
-    ``idle_seconds``: how long a stream may rest before it is forgotten. ``clock`` gives seconds."""
+    ``idle_seconds``: how long a stream may rest before it is forgotten. ``clock`` gives seconds. ``on_open``
+    is told of each stream that begins."""
 
     def __init__(
         self,
@@ -145,6 +151,7 @@ class Session:
         snapshot_tokens: int,
         idle_seconds: float,
         clock: Callable[[], float],
+        on_open: Callable[[StreamOpen], OnClose] = lambda _start: lambda _status: None,
     ) -> None:
         self._derenderer = derenderer
         self._budget = budget
@@ -152,6 +159,7 @@ class Session:
         self._snapshot_tokens = snapshot_tokens
         self._idle_seconds = idle_seconds
         self._clock = clock
+        self._on_open = on_open
         self._held: OrderedDict[int, _Held] = OrderedDict()
         self._closed = False
         self.moving = False
@@ -177,7 +185,7 @@ class Session:
     def refused(self, frames: Sequence[Frame], error: ApiError) -> list[AnswerOut]:
         """The answers where ``error`` kept these frames from being worked on: their streams are closed."""
         for frame in frames:
-            self._drop(frame.stream)
+            self._drop(frame.stream, error.status)
         return [AnswerOut(frame.stream, error=error.body().error) for frame in frames]
 
     def receive(self, message: bytes | str) -> bytes:
@@ -209,10 +217,10 @@ class Session:
             if frame.snapshot or (due and not held.stream.finished):
                 self._save(held, answer)
         except ApiError as error:
-            self._drop(frame.stream)
+            self._drop(frame.stream, error.status)
             return AnswerOut(frame.stream, error=error.body().error)
         except BaseException:
-            self._drop(frame.stream)
+            self._drop(frame.stream, 500)
             raise
         if frame.close:
             self._drop(frame.stream)
@@ -237,7 +245,14 @@ class Session:
         size = ENTRY_BYTES + stream.output.context.size
         self._budget.admit(size)
         self._held[number] = _Held(
-            stream, start.request_id, model, start.prompt_tokens, size, now, stream.tokens
+            stream,
+            start.request_id,
+            model,
+            start.prompt_tokens,
+            size,
+            now,
+            self._on_open(start),
+            stream.tokens,
         )
 
     def _read(self, held: _Held, chunk: SessionChunk, answer: AnswerOut) -> None:
@@ -272,7 +287,8 @@ class Session:
                 return
             self._drop(number)
 
-    def _drop(self, number: int) -> None:
+    def _drop(self, number: int, status: int = 200) -> None:
         held = self._held.pop(number, None)
         if held is not None:
             self._budget.release(held.size)
+            held.on_close(status)

@@ -23,7 +23,8 @@ MOVING: Final = b'[{"moving":true}]'
 
 class StreamOpen(msgspec.Struct, kw_only=True):
     """``request``: the chat or completions request; it and ``prompt_token_ids`` may be left out where
-    ``context`` names them. ``stream_state``: go on from there."""
+    ``context`` names them. ``stream_state``: go on from there. ``trace``: W3C trace context, by the names of
+    its headers."""
 
     endpoint: Literal["chat", "completions", "messages", "responses"]
     request_id: str
@@ -34,6 +35,7 @@ class StreamOpen(msgspec.Struct, kw_only=True):
     prompt_tokens: Count | None = None
     context: str | None = None
     stream_state: msgspec.Raw = ABSENT
+    trace: dict[str, str] | None = None
 
 
 class SessionChunk(msgspec.Struct, kw_only=True):

@@ -23,6 +23,7 @@ from render_tier.server.runtime import Runtime
 from render_tier.server.service import Service
 from render_tier.server.sessions import Sessions
 from render_tier.server.tokenizer_info import tokenizer_info
+from render_tier.server.traced_requests import TracedRequests
 from render_tier.settings import Settings
 
 
@@ -59,6 +60,8 @@ def create_app(
     describe_endpoints(api, list(endpoints.values()))
     sessions = Sessions(api, runtime, settings)
     app: ASGIApp = HotRoutes(sessions, endpoints, runtime, settings)
+    if settings.otlp_traces_endpoint is not None:
+        app = TracedRequests(app, runtime, endpoints)
     if settings.api_key:
         app = ApiKeys(app, settings.api_key)
     if settings.enable_request_id_headers:

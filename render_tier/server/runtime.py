@@ -15,6 +15,7 @@ from render_tier.server.endpoints import PoolName
 from render_tier.server.metrics import Metrics, observe_derenderer, observe_renderer
 from render_tier.server.pools import WorkPool
 from render_tier.server.service import Service
+from render_tier.server.tracing import Tracing, open_tracing
 from render_tier.settings import Settings
 
 log = structlog.get_logger()
@@ -39,6 +40,7 @@ class Runtime:
         self.service: Service | None = None
         self.failure: Exception | None = None
         self.pools: dict[PoolName, WorkPool] = {}
+        self.tracing = Tracing()
         self.in_flight = 0
         self.draining = False
         self.on_drain: list[Callable[[], Awaitable[None]]] = []
@@ -53,6 +55,7 @@ class Runtime:
         """Open the pools and begin to load; returns at once, so that the process answers while it loads. One
         of several processes returns when it is ready: the others serve meanwhile, and a request that it took
         now would only be refused."""
+        self.tracing = await open_tracing(self.settings.otlp_traces_endpoint)
         names: tuple[PoolName, ...] = ("render", "derender")
         self.pools = {
             name: WorkPool(
@@ -87,6 +90,7 @@ class Runtime:
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
+        await self.tracing.close()
         self.metrics.refresh()
         self.service = None
         self.metrics.ready.set(0)

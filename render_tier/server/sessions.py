@@ -112,6 +112,7 @@ class Sessions:
             snapshot_tokens=self._settings.session_snapshot_tokens,
             idle_seconds=self._settings.session_idle_seconds,
             clock=asyncio.get_running_loop().time,
+            on_open=self._runtime.tracing.stream,
         )
 
         async def tell() -> None:

@@ -11,12 +11,14 @@ import pytest
 from orchestrator.core.coalescing import Output
 from orchestrator.hops.errors import Garbled
 from orchestrator.server.derender_stream import DerenderStream
+from orchestrator.server.tracing import Span
 from render_tier.protocol.session import Answer
 
 
 async def test_an_answer_without_a_chunk_leaves_the_stream_where_it_is() -> None:
     exchange: Any = SimpleNamespace(
         services=SimpleNamespace(sessions=None),
+        span=Span(),
         endpoint="chat",
         requested_model="m",
         request_json=msgspec.Raw(b"{}"),

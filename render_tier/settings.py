@@ -98,6 +98,12 @@ class Settings(BaseModel):
     """Port to listen on; 0 for any free one."""
     uds: str | None = None
     """Unix socket to listen on instead."""
+    ssl_certfile: str | None = None
+    """Certificate with its chain (PEM); TLS is spoken where it is given."""
+    ssl_keyfile: str | None = None
+    """The certificate's key (PEM)."""
+    ssl_ca_certs: str | None = None
+    """Authorities (PEM) of which clients must then show a certificate."""
     workers: int = Field(default=1, ge=1)
     """Processes."""
     renderer_num_workers: int = Field(default=1, ge=1)
@@ -119,6 +125,10 @@ class Settings(BaseModel):
     log_format: Literal["auto", "json", "console"] = "auto"
     """Form of log lines; "auto" is console on a terminal, else json."""
 
+    max_header_bytes: int = Field(default=64 * 1024, ge=1024)
+    """Largest line and headers of a request together."""
+    header_timeout: float = Field(default=20.0, gt=0)
+    """Seconds in which they must have arrived."""
     max_body_bytes: int = Field(default=32 * MIB, ge=1024)
     """Largest request body."""
     body_timeout: float = Field(default=30.0, gt=0)
@@ -182,6 +192,10 @@ class Settings(BaseModel):
             if self.tool_call_parser not in (None, "auto", *TOOL_NAMES):
                 valid = ", ".join(("auto", *TOOL_NAMES))
                 raise ValueError(f"unknown tool_call_parser {self.tool_call_parser!r}; valid names: {valid}")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_ca_certs needs ssl_certfile and ssl_keyfile")
         if not all(self.state_key):
             raise ValueError("state_key cannot be empty")
         if self.enable_auto_tool_choice and self.tool_call_parser is None:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 from typing import Any
 
@@ -15,6 +16,7 @@ import uvicorn
 from gunicorn.arbiter import Arbiter
 from uvicorn_worker import UvicornWorker
 
+from render_tier.http_bounds import bounded_http
 from render_tier.server.app import RenderApp, create_app
 from render_tier.server.service import Service
 from render_tier.server.sessions import TELL_SECONDS
@@ -42,7 +44,7 @@ def serve(settings: Settings) -> int:
 def _server_options(settings: Settings) -> dict[str, Any]:
     return {
         "loop": "uvloop",
-        "http": "httptools",
+        "http": bounded_http(settings.max_header_bytes, settings.header_timeout),
         "ws": "websockets-sansio",
         "ws_max_size": settings.max_body_bytes,
         "ws_per_message_deflate": False,
@@ -52,7 +54,17 @@ def _server_options(settings: Settings) -> dict[str, Any]:
         "proxy_headers": False,
         "timeout_keep_alive": settings.keep_alive_timeout,
         "timeout_graceful_shutdown": settings.shutdown_timeout,
+        **_tls_options(settings),
     }
+
+
+def _tls_options(settings: Settings) -> dict[str, Any]:
+    if settings.ssl_certfile is None:
+        return {}
+    options: dict[str, Any] = {"ssl_certfile": settings.ssl_certfile, "ssl_keyfile": settings.ssl_keyfile}
+    if settings.ssl_ca_certs is not None:
+        options |= {"ssl_ca_certs": settings.ssl_ca_certs, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    return options
 
 
 def _leave_to_the_end() -> None:

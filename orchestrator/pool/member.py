@@ -72,6 +72,12 @@ class Member:
         return self.probed is not False
 
     @property
+    def joining(self) -> bool:
+        """It may get work as soon as it is known."""
+        kept_out = any(difference.keeps_out for difference in self.differences)
+        return self.alive and not self.admitted and not kept_out and not self.draining and not self.leaving
+
+    @property
     def welcome(self) -> bool:
         """New work may go to it, if it is alive."""
         return self.admitted and not self.draining and not self.leaving
@@ -94,9 +100,9 @@ class Member:
             return "down"
         if any(difference.keeps_out for difference in self.differences):
             return "kept_out"
-        if not self.admitted or self.probed is None:
-            return "joining"
-        return "draining" if self.draining else "in"
+        if self.draining:
+            return "draining"
+        return "in" if self.admitted and self.probed else "joining"
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -1,8 +1,10 @@
 """The members of one role, who come and go, chosen from by the role's policy.
 
-New work goes to members that are welcome: let in, not draining, not leaving. Work that belongs to what has
-been begun (KV that waits to be pulled, a stream under way) may go to those that drain or leave too, where no
-other can take it; a member that leaves is forgotten when it has nothing left to do.
+New work goes to members that are welcome: let in, not draining, not leaving. Where there are none, it goes to
+those that drain or leave as long as others are joining, so that no moment is without members when all are
+replaced. Work that belongs to what has been begun (KV that waits to be pulled, a stream under way) may go to
+those that drain or leave in any case, where no other can take it. A member that leaves is forgotten when it
+has nothing left to do.
 """
 
 from __future__ import annotations
@@ -95,14 +97,14 @@ class Pool:
         self._leaving.append(member)
         return member
 
-    def sweep(self) -> None:
-        """Forget those who have left and have nothing to do."""
-        self._leaving = [member for member in self._leaving if not member.idle]
+    def sweep(self, needed: Callable[[Member], bool] = lambda _member: False) -> None:
+        """Forget those who have left, have nothing to do and are not ``needed``."""
+        self._leaving = [member for member in self._leaving if not member.idle or needed(member)]
 
     @property
     def ready(self) -> bool:
-        """Some member that is welcome has answered its last probe."""
-        return any(member.probed and member.welcome for member in self.members)
+        """A leg would find a member that has answered its last probe."""
+        return any(member.probed for member in self._takers())
 
     @property
     def well(self) -> int:
@@ -150,16 +152,21 @@ class Pool:
     def _takers(
         self, suits: Callable[[Member], bool] = lambda _member: True, *, finishing: bool = False
     ) -> Sequence[Member]:
-        """Who may get a leg: the members that are welcome, or else, for what is being finished, whoever can.
-        Nobody when all of them are dead, unless this role asks the dead."""
-        for members in (
-            [member for member in self.members if member.welcome],
-            [member for member in chain(self.members, self._leaving) if member.admitted] if finishing else [],
-        ):
-            takers = [member for member in members if suits(member)]
-            if any(member.alive for member in takers) or (takers and self._asks_the_dead):
+        """Who may get a leg: the members that are welcome, or else, for what is being finished or while
+        others are joining, whoever can. Nobody when all of them are dead, unless this role asks the dead."""
+        takers = [member for member in self.members if member.welcome and suits(member)]
+        if self._can_be_asked(takers):
+            return takers
+        if finishing or any(member.joining for member in self.members):
+            takers = [
+                member for member in chain(self.members, self._leaving) if member.admitted and suits(member)
+            ]
+            if self._can_be_asked(takers):
                 return takers
         return ()
+
+    def _can_be_asked(self, members: Sequence[Member]) -> bool:
+        return any(member.alive for member in members) or (bool(members) and self._asks_the_dead)
 
     def would_find_cached(self, affinity: Affinity) -> int:
         """Leading blocks of the prompt on the member that prefix affinity would choose now."""

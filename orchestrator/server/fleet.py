@@ -260,7 +260,7 @@ class Fleet:
             self._judge()
         if (member.probed, member.known, member.admitted) != before:
             self._on_change(pool, member)
-        pool.sweep()
+        self._sweep()
 
     async def _look(self, pool: Pool, member: Member) -> bool:
         """Whether something is known that was not."""
@@ -283,6 +283,20 @@ class Fleet:
         member.known = True
         member.capabilities = replace(member.capabilities, reported=facts)
         return changed
+
+    def _sweep(self) -> None:
+        """Forget who has left for good: a decode engine not while a prefill engine works whose KV only such
+        a one may pull."""
+        prefill, decode = self._pools["prefill"], self._pools["decode"]
+        self._pools["render"].sweep()
+        prefill.sweep()
+        orphans = [
+            busy
+            for busy in (*prefill.members, *prefill.leaving)
+            if not busy.idle
+            and not any(member.admitted and member.pulls_from(busy) for member in decode.members)
+        ]
+        decode.sweep(lambda member: member.alive and any(member.pulls_from(busy) for busy in orphans))
 
     def _became(self, pool: Pool, member: Member, *, well: bool) -> bool:
         """Whether it was not so before."""

@@ -154,7 +154,7 @@ class Tier:
             "remote_request_id": request_id,
             "remote_host": "127.0.0.1",
             "remote_port": 5600,
-            "tp_size": 1,
+            "tp_size": self.facts.get("parallel_config", {}).get("tensor_parallel_size", 1),
             "remote_num_tokens": len(self.held[request_id]),
             "transfer_mode": "push" if self.pushes else "pull",
         }
@@ -539,7 +539,8 @@ class Tier:
 
     @property
     def facts_that_shape_kv(self) -> dict[str, Any]:
-        return {name: self.facts.get(name) for name in ("model_config", "cache_config")}
+        model = self.facts.get("model_config", {})
+        return {"revision": model.get("revision"), "cache": self.facts.get("cache_config")}
 
     async def server_info(self, _request: web.Request) -> web.StreamResponse:
         if not self.facts:

@@ -174,6 +174,10 @@ class Settings(BaseModel):
 
     max_stop_strings: int = Field(default=4, ge=1)
     """Most stop strings of a request."""
+    max_messages: int = Field(default=65536, ge=1)
+    """Most messages, or items of input, of a request."""
+    max_tools: int = Field(default=4096, ge=1)
+    """Most tools of a request."""
     max_choices: int = Field(default=16384, ge=1)
     """Largest n of a request."""
     max_prompts: int = Field(default=1024, ge=1)

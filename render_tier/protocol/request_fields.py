@@ -6,6 +6,7 @@ Field names, defaults, messages and the order of checks follow vLLM's OpenAI-com
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -274,6 +275,15 @@ def check_stop_count(data: dict[str, Any], limit: int, field: str = "stop") -> N
     if isinstance(stop, list) and len(stop) > limit:
         message = f"List should have at most {limit} items after validation, not {len(stop)}"
         raise misshapen([{"type": "too_long", "loc": (field,), "msg": message, "input": stop}])
+
+
+def check_lengths(data: dict[str, Any], limits: Mapping[str, int]) -> None:
+    """Raises BadRequest for a list in ``data`` that is longer than its limit, before its items are read."""
+    for name, limit in limits.items():
+        items = data.get(name)
+        if isinstance(items, list) and len(items) > limit:
+            message = f"List should have at most {limit} items, not {len(items)}"
+            raise misshapen([{"type": "too_long", "loc": (name,), "msg": message}])
 
 
 def structural_tag_json(response_format: ResponseFormat) -> str:

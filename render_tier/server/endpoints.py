@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
@@ -16,6 +16,7 @@ from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.request_fields import check_lengths
 from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
 from render_tier.protocol.validation import decode_object
@@ -74,27 +75,33 @@ def _wants_explanation(query: bytes) -> bool:
 
 def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]:
     """The endpoints by path."""
+    bounds = {"messages": settings.max_messages, "input": settings.max_messages, "tools": settings.max_tools}
+
+    def read(body: bytes) -> dict[str, Any]:
+        data = decode_object(body)
+        check_lengths(data, bounds)
+        return data
 
     def render_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
-        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         rendered = service.renderer.render_chat(request, request_id=request_id)
         _count_prompt(metrics, len(rendered.ids))
         return _rendered(service, rendered.encode())
 
     def render_chat_compact(service: Service, body: bytes, request_id: str | None) -> Reply:
-        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         rendered = service.renderer.render_chat(request, request_id=request_id)
         _count_prompt(metrics, len(rendered.ids))
         return _rendered(service, rendered.encode(compact=True), (TOKEN_IDS_HEADER, COMPACT))
 
     def explain_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
-        request = ChatCompletionRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         explanation = service.renderer.explain_chat(request, request_id=request_id)
         return _rendered(service, msgspec.json.encode(explanation))
 
     def render_completions(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = CompletionRequest.parse(
-            decode_object(body), max_stop_strings=settings.max_stop_strings, max_prompts=settings.max_prompts
+            read(body), max_stop_strings=settings.max_stop_strings, max_prompts=settings.max_prompts
         )
         generate = service.renderer.completions(request, request_id=request_id)
         for one in generate:
@@ -102,19 +109,19 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         return _rendered(service, msgspec.json.encode(generate))
 
     def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply:
-        request = MessagesRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        request = MessagesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         rendered = service.renderer.render_messages(request, request_id=request_id)
         _count_prompt(metrics, len(rendered.ids))
         return _rendered(service, rendered.encode())
 
     def render_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        request = ResponsesRequest.parse(decode_object(body), max_stop_strings=settings.max_stop_strings)
+        request = ResponsesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         rendered = service.renderer.render_responses(request)
         _count_prompt(metrics, len(rendered.ids))
         return _rendered(service, rendered.encode())
 
     def count_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        count = service.renderer.count_tokens(CountTokensRequest.parse_count(decode_object(body)))
+        count = service.renderer.count_tokens(CountTokensRequest.parse_count(read(body)))
         answer = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
         return Reply(200, msgspec.json.encode(answer))
 
@@ -131,12 +138,10 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         return Reply(200, service.derenderer.responses(body))
 
     def tokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        return Reply(200, msgspec.json.encode(service.renderer.tokenize(parse_tokenize(decode_object(body)))))
+        return Reply(200, msgspec.json.encode(service.renderer.tokenize(parse_tokenize(read(body)))))
 
     def detokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        return Reply(
-            200, msgspec.json.encode(service.renderer.detokenize(parse_detokenize(decode_object(body))))
-        )
+        return Reply(200, msgspec.json.encode(service.renderer.detokenize(parse_detokenize(read(body)))))
 
     # A template that a client brings may loop for as long as it is allowed to.
     bounded = not settings.trust_request_chat_template

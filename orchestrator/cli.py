@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator import __version__
+from orchestrator.core.parity import Role
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
 from orchestrator.key_command import key
 from orchestrator.logs import configure_logging
 from orchestrator.server.preflight import check_files
 from orchestrator.server.processes import serve as serve_until_told
-from orchestrator.settings import ConfigError, Role, Settings, merged, read_config
+from orchestrator.settings import ConfigError, Settings, merged, read_config
 from orchestrator.status_command import status
 
 app = typer.Typer(

@@ -9,40 +9,27 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from orchestrator.core.parity import Role
+from orchestrator.membership_settings import Declared, Membership, Parity
 from orchestrator.security_settings import Auth, MemberTls, ServerTls
+from orchestrator.setting_types import Count, Seconds, Section, Url
 
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Set in every pod."""
 
-_BASE_URL = re.compile(r"https?://[^/?#]+(/[^?#]*)?")
-
-
-def _base_url(value: str) -> str:
-    if not _BASE_URL.fullmatch(value):
-        raise ValueError("must be an http or https URL without a query, like http://10.0.0.1:8000")
-    return value
-
-
-Url = Annotated[str, AfterValidator(_base_url)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 Endpoint = Annotated[str, Field(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 Selection = Literal["round_robin", "least_active", "power_of_two", "session_affinity"]
 EngineSelection = Literal[
     "round_robin", "least_active", "power_of_two", "session_affinity", "prefix_affinity"
 ]
 Capability = Literal["structured_outputs", "thinking_token_budget", "bad_words"]
-Role = Literal["render", "prefill", "decode"]
-Scheme = Literal["http", "https"]
-Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _installed(module: str) -> bool:
@@ -50,10 +37,6 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even the package that it would be in
         return False
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Server(Section):
@@ -98,101 +81,6 @@ class Members(Section):
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
-class DnsMembers(Section):
-    """One name. Without ``port`` it is an SRV name."""
-
-    role: Role
-    name: Annotated[str, Field(min_length=1)]
-    port: Port | None = None
-    scheme: Scheme = "http"
-    generation: str = ""
-
-
-class KubernetesMembers(Section):
-    """One service, whose EndpointSlices are watched."""
-
-    role: Role
-    service: Annotated[str, Field(min_length=1)]
-    namespace: str | None = None
-    """The pod's own by default."""
-    port: Port | str | None = None
-    """Number or name; not needed where the slices have one port."""
-    scheme: Scheme = "http"
-    generation: str = ""
-    generation_label: str | None = None
-    """A label of the service, which its slices have too; wins over ``generation`` where it is set."""
-
-
-class Membership(Section):
-    """Where members come from beside ``members``. All are followed while the orchestrator runs."""
-
-    generation: str = ""
-    """Configuration generation of those in ``members``. Prefill and decode of different ones are never
-    paired; a render tier with one renders for that one alone, and without one for all."""
-    file: Path | None = None
-    file_interval: Seconds = 1.0
-    """After which the file is read again."""
-    dns: tuple[DnsMembers, ...] = ()
-    dns_server: Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[0-9.]+):\d+$")] | None = None
-    """Address and port of the resolver; by default as the system is configured."""
-    dns_shortest: Seconds = 1.0
-    """A name is asked again when its time to live has passed, but not before this and not after the next."""
-    dns_longest: Seconds = 30.0
-    kubernetes: tuple[KubernetesMembers, ...] = ()
-    kubernetes_api: Url | None = None
-    """By default the API server of the cluster that this is a pod of, with the pod's token and CA."""
-    kubernetes_token: Path | None = None
-    kubernetes_ca: Path | None = None
-    kubernetes_watch: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 300.0
-    """After which a watch ends and a new one goes on; whole seconds."""
-    timeout: Seconds = 5.0
-    """For one answer of a resolver or an API server."""
-    retry: Seconds = 1.0
-    """After a failure of the API server; doubled for each further one, up to the next."""
-    retry_longest: Seconds = 30.0
-    event_bytes: Count = 4 * 2**20
-    """One event of a watch."""
-
-
-class Parity(Section):
-    """Members that disagree with the others are kept out."""
-
-    min_version: str | None = None
-    """Of engines; older ones are kept out."""
-    recheck: Seconds = 30.0
-    """After which what a member reports is read again, also when nothing has happened to it."""
-
-
-class DeclaredFacts(Section):
-    """Facts of engines that do not report them; they count as unverified. What an engine does report must be
-    equal."""
-
-    model: str | None = None
-    revision: str | None = None
-    tokenizer: str | None = None
-    """The fingerprint that the render tier's ``/ready`` tells."""
-    vocab_size: Count | None = None
-    max_model_len: Count | None = None
-    dtype: str | None = None
-    kv_dtype: str | None = None
-    block_size: Count | None = None
-    kv_layout: str | None = None
-    tensor_parallel: Count | None = None
-    connector: str | None = None
-    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
-    lease_seconds: Seconds | None = None
-    version: str | None = None
-    tokens_only: bool | None = None
-    structured_outputs: bool | None = None
-
-
-class Declared(Section):
-    engines: DeclaredFacts = DeclaredFacts()
-    """Of all engines; the next two win over it."""
-    prefill: DeclaredFacts = DeclaredFacts()
-    decode: DeclaredFacts = DeclaredFacts()
-
-
 class Selections(Section):
     render: Selection = "round_robin"
     prefill: EngineSelection = "prefix_affinity"
@@ -211,9 +99,9 @@ class KvEvents(Section):
     """Engines that publish the events of their KV cache (vLLM's ``--kv-events-config``, publisher ``zmq``)
     are scored by what they say they hold. Needs the extra ``kv-events``."""
 
-    endpoints: dict[Url, Endpoint] = {}
+    endpoints: dict[Url, Endpoint] = Field(default_factory=dict)
     """Base URL of an engine in ``members`` to the address of its events."""
-    replay: dict[Url, Endpoint] = {}
+    replay: dict[Url, Endpoint] = Field(default_factory=dict)
     """The same to the address of its replays, where it has one."""
     topic: str = ""
     index_blocks: Count = 400_000

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from orchestrator.core.capabilities import NOTHING, Facts
 from orchestrator.core.membership import ROLES, EndpointSlices, MemberSpec
 from orchestrator.core.parity import Role
+from orchestrator.membership_settings import Membership
 from orchestrator.pool.sources.file import FileSource
 from orchestrator.pool.sources.kubernetes import ApiServer, KubernetesSource, WatchLimits
 from orchestrator.pool.sources.source import Source
-from orchestrator.settings import Membership, Settings, parsed_config
+from orchestrator.settings import Settings, parsed_config
 
 
 def fixed_members(settings: Settings) -> list[MemberSpec]:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from orchestrator import __version__
 from orchestrator.core.access import unknown_model
 from orchestrator.hops.errors import HopError
-from orchestrator.hops.render import model_card, models_for
+from orchestrator.hops.render import PATHS, model_card, models_for
 from orchestrator.hops.transport import Reply
 from orchestrator.server.admin import admin_routes
 from orchestrator.server.asking import access_of, is_operator
@@ -28,6 +28,7 @@ from orchestrator.server.attempts import on_render_members
 from orchestrator.server.authority import Authority
 from orchestrator.server.count_tokens import CountTokensEndpoint
 from orchestrator.server.endpoints import CompletionEndpoint
+from orchestrator.server.hot_routes import HotRoutes
 from orchestrator.server.key_gate import KeyGate
 from orchestrator.server.services import Services
 from orchestrator.server.sibling_metrics import Siblings
@@ -75,13 +76,12 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
                 await siblings.close()
             await services.close()
 
+    generating = {path: CompletionEndpoint(endpoint) for endpoint, path in PATHS.items()}
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", CompletionEndpoint("chat"), methods=["POST"]),
-            Route("/v1/completions", CompletionEndpoint("completions"), methods=["POST"]),
-            Route("/v1/messages", CompletionEndpoint("messages"), methods=["POST"]),
+            # For what is not POST.
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
             Route("/v1/messages/count_tokens", CountTokensEndpoint(), methods=["POST"]),
-            Route("/v1/responses", CompletionEndpoint("responses"), methods=["POST"]),
             Route("/v1/responses/{id}", no_response, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", no_response, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", no_response),
@@ -94,7 +94,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             *admin_routes(),
         ],
         exception_handlers={HTTPException: http_error, Exception: unexpected_error},
-        middleware=gates,
+        middleware=[*gates, Middleware(HotRoutes, generating)],
         lifespan=lifespan,
     )
     app.state.settings = settings

@@ -119,7 +119,8 @@ class DerenderStream:
         self._span.end()
 
     def _answered(self, answer: Answer | None, error: HopError | None) -> None:
-        self._end_call()
+        self._waiting = None
+        self._member_in_use.active -= 1
         try:
             if answer is not None:
                 try:

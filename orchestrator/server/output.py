@@ -88,8 +88,13 @@ class OutputPump:
         self._source = source
 
     def put(self, output: Output) -> None:
+        idle = self._reading is None and not (self._over or self._blocked)
+        if idle and self._pending.empty and not self._exchange.outbox.full:
+            # The usual case.
+            self._begin(output)
+            return
         self._pending.add(output)
-        if self._reading is None:
+        if idle:
             self._next()
         if self._pending.full and self._source is not None:
             self._source.pause()
@@ -153,13 +158,17 @@ class OutputPump:
             self._exchange.outbox.when_drained(self._unblocked)
             return
         was_full = self._pending.full
-        self._reading = output = self._pending.take()
-        self._began = perf_counter()
+        output = self._pending.take()
         assert output is not None
-        assert self._stream is not None
-        self._stream.read(output)
+        self._begin(output)
         if was_full and self._source is not None:
             self._source.resume()
+
+    def _begin(self, output: Output) -> None:
+        self._reading = output
+        self._began = perf_counter()
+        assert self._stream is not None
+        self._stream.read(output)
 
     def _rest(self) -> None:
         """Everything that was put has been handed over."""

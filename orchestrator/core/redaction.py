@@ -25,6 +25,7 @@ _INSIDE = re.compile(
     | (?<![0-9a-z-])(?=[0-9a-z-]*[0-9a-f]{16}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})[0-9a-z-]+  # an id
     | \b(?:do_remote|remote|local|peer|engine)_[a-z_]+\b["']?(?:\s*[=:]\s*[^\s,;)}\]]+)?  # KV transfer
     | \b(?:kv|ec)_transfer_params\b
+    | \b(?:engine|instance|worker|node|pod|host)\s+(?=[\w.-]*\d)[\w.-]+                # a name with a number
     | (?<![\w/])/(?:[\w.@+-]+/)+[\w.@+-]+                                # a path of files
     """,
     re.VERBOSE | re.IGNORECASE,

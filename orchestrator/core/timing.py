@@ -60,20 +60,22 @@ class Timing:
             "total": _span(self.started, self.finished),
         }
 
-    def report(self) -> dict[str, Any]:
-        """The object a client gets that asked for it; milliseconds."""
+    def report(self, *, members: bool) -> dict[str, Any]:
+        """Milliseconds, for the log or a client that asked. ``members``: with the addresses of those that
+        served the request."""
         gaps = self.gaps
         mean = gaps.total / gaps.count if gaps.count else None
         spans = {f"{name}_ms": _ms(value) for name, value in self.seconds().items()}
-        return spans | {
+        report: dict[str, Any] = spans | {
             "itl_ms": {
                 "mean": _ms(mean),
                 "max": _ms(gaps.longest if gaps.count else None),
                 "count": gaps.count,
             },
-            "prefill_member": self.prefill_member,
-            "decode_member": self.decode_member,
         }
+        if members:
+            report |= {"prefill_member": self.prefill_member, "decode_member": self.decode_member}
+        return report
 
 
 def _span(begin: float | None, end: float | None) -> float | None:

@@ -4,6 +4,7 @@ server's inside: whoever has the admin key or, where none is set, this machine."
 from __future__ import annotations
 
 import hmac
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.types import Scope
@@ -15,7 +16,8 @@ from render_tier.protocol.errors import ApiError
 
 _ACCESS: Final = "orchestrator.access"
 
-EXPLAIN_HEADER: Final = "x-pd-explain"
+_WISHES: Final = frozenset({"x-pd-explain", "x-pd-timing"})
+"""Whose answers name members, to those who may see them."""
 
 
 def note_access(scope: Scope, access: Access) -> None:
@@ -28,14 +30,17 @@ def access_of(scope: Scope) -> Access | None:
     return access
 
 
-def client_headers(scope: Scope, server: Server) -> dict[str, str]:
-    """By lower-case name, without a wish to see members from who may not."""
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    if EXPLAIN_HEADER in headers:
-        access = access_of(scope)
-        if not (is_operator(scope, server) if access is None else access.grant.explain):
-            del headers[EXPLAIN_HEADER]
-    return headers
+def client_headers(scope: Scope) -> dict[str, str]:
+    """By lower-case name."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def sees_members(scope: Scope, headers: Mapping[str, str], server: Server) -> bool:
+    """Whether a client that wishes to may see which members serve it. False where it has no such wish."""
+    if _WISHES.isdisjoint(headers):
+        return False
+    access = access_of(scope)
+    return is_operator(scope, server) if access is None else access.grant.explain
 
 
 def require_operator(scope: Scope, server: Server) -> None:

@@ -28,7 +28,7 @@ class CountTokensEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        headers = client_headers(scope, services.settings.server)
+        headers = client_headers(scope)
         name = client_id(headers)
         outcome: Outcome = "ok"
         failed: ApiError | None = None

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.dialects import DIALECTS, Dialect
 from orchestrator.hops.render import Endpoint
-from orchestrator.server.asking import access_of, client_headers
+from orchestrator.server.asking import access_of, client_headers, sees_members
 from orchestrator.server.direct_send import DirectSend
 from orchestrator.server.exchange import Exchange
 from orchestrator.server.intake import client_id, read_request
@@ -43,12 +43,19 @@ class CompletionEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["app"].state.services
-        headers = client_headers(scope, services.settings.server)
+        headers = client_headers(scope)
         try:
             services.require_open()
             body = await read_body(receive, headers, services)
             tenant_header = services.settings.admission.tenant_header
-            request = read_request(self._endpoint, headers, body, tenant_header, access_of(scope))
+            request = read_request(
+                self._endpoint,
+                headers,
+                body,
+                tenant_header,
+                access_of(scope),
+                sees_members=sees_members(scope, headers, services.settings.server),
+            )
         except ClientLeft:
             return
         except ApiError as error:

@@ -389,7 +389,7 @@ class Exchange:
 
     def _timing_report(self) -> dict[str, Any]:
         usage = self._usage()
-        return self.timing.report() | {
+        return self.timing.report(members=self._request.sees_members) | {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "completion_tokens": usage.completion_tokens,
@@ -475,5 +475,5 @@ class Exchange:
             runs=len(self.runs),
             members=[(role, made.winner.key, made.spilled) for role, made in self.decisions],
             usage=usage.as_json(),
-            timing=timing.report(),
+            timing=timing.report(members=True),
         )

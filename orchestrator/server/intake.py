@@ -42,6 +42,8 @@ class ClientRequest:
     """Seconds, as the client asked."""
     wants_timing: bool
     wants_decisions: bool
+    sees_members: bool
+    """May be told the addresses of those that served the request."""
     session: str | None
     """Ties a client's requests together, for session affinity."""
     who: Who
@@ -58,6 +60,8 @@ def read_request(
     body: bytes,
     tenant_header: str | None = None,
     access: Access | None = None,
+    *,
+    sees_members: bool = False,
 ) -> ClientRequest:
     """Raises ``ApiError``. ``headers`` has lower-case names."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -91,7 +95,8 @@ def read_request(
         return_token_ids=_value(fields, "return_token_ids") is True,
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
-        wants_decisions=headers.get("x-pd-explain") == "1",
+        wants_decisions=sees_members and headers.get("x-pd-explain") == "1",
+        sees_members=sees_members,
         session=session,
         who=Who(tenant, _priority(headers, _value(fields, "priority"))),
         client_id=client_id(headers),

@@ -131,6 +131,7 @@ INSIDE = [
     "'remote_host': 'p0'",
     "remote_block_ids",
     "kv_transfer_params",
+    "engine p0",
     "/opt/models/secret/config.json",
 ]
 

@@ -80,7 +80,7 @@ class CompiledSteps:
             self._address(x),
             self._address(out) + 4 * first * self._lanes,
             *(end - first, features, len(x)),
-            *(features, 1, features * self._lanes, len(matrix) * self._lanes, adding),
+            *(features, features * self._lanes, len(matrix) * self._lanes, adding),
         )
 
     def normalize(self, x: FloatArray, weight: FloatArray, epsilon: float, out: FloatArray) -> Step:

@@ -23,81 +23,114 @@ LINE_FLOATS = 16
 
 BLOCK_ROWS = 192
 """Rows of a matrix that are multiplied with all groups before the next ones are read: a part of the
-second-level cache. A multiple of every ``Registers.rows``."""
+second-level cache. A multiple of the rows of every tile."""
+
+UNROLLED = 4
+"""Features that a tile's loop takes at a time."""
 
 OWN_SCRATCH = frozenset({"attend"})
 """Kernels whose first pointer is memory of the thread."""
 
-BLOCK_KEYS = 128
-"""Keys that are attended to at a time: their scores stay in the first-level cache."""
-
-MOST_GROUPS = 3
-"""Groups of a tile."""
+BLOCK_KEYS = 96
+"""Keys that are attended to at a time: their scores stay in the first-level cache. A multiple of the rows of
+every tile."""
 
 
 def write_kernels(module: Module, kind: Registers) -> list[Writer]:
     """Each is described where it is written."""
-    tiles = {
-        (rows, groups): _write_tile(module, rows, groups)
-        for rows in (kind.rows, 1)
-        for groups in range(1, MOST_GROUPS + 1)
-    }
-    product = _write_product(module, kind.rows, tiles)
+    product, product_of_columns = (
+        _write_product(module, kind.rows, by_columns=by_columns) for by_columns in (False, True)
+    )
     return [
         product,
         _write_normalize(module),
         _write_turn(module),
         _write_gate(module),
         _write_keep(module),
-        _write_attend(module, product, _write_collect(module)),
+        _write_attend(module, product, product_of_columns, _write_collect(module)),
     ]
 
 
-def _write_tile(module: Module, rows: int, groups: int) -> Writer:
-    """``tile(matrix, x, out, tiles, features, row_stride, feature_stride, x_stride, out_stride, adds)``:
-    ``rows`` rows of ``out`` at a time, ``tiles`` times. Unrolled: every sum has a name, so that it gets a
-    register."""
-    w = module.function(f"tile_{rows}x{groups}", 3, 7)
-    matrix, x, out, tiles, features, row_stride, feature_stride, x_stride, out_stride, adds = w.arguments
-    adding = w.build.icmp_signed("!=", adds, w.number(0))
+def _write_tile(module: Module, rows: int, groups: int, *, by_columns: bool) -> Writer:
+    """``tile(matrix, x, out, tiles, features, stride, x_stride, out_stride, adds)``: ``rows`` rows of ``out``
+    at a time, ``tiles`` times; see ``_write_product``. Unrolled: every sum has a name, so that it gets a
+    register. Each instruction that is neither a multiplication nor a load competes with these for a place to
+    run, so addresses differ by constants as far as possible."""
+    w = module.function(f"tile_{rows}x{groups}{'_of_columns' if by_columns else ''}", 3, 6)
+    matrix, x, out, tiles, features, stride, x_stride, out_stride, adds = w.arguments
+    b = w.build
+    adding = b.icmp_signed("!=", adds, w.number(0))
     sources = [w.at(x, w.times(x_stride, j)) for j in range(groups)]
     sums = [(i, j) for i in range(rows) for j in range(groups)]
+    apart = [w.number(i) if by_columns else w.times(stride, i) for i in range(rows)]
+    along = stride if by_columns else w.number(1)
+    tile_floats = w.number(rows) if by_columns else w.times(stride, rows)
 
     def tile(number: Value, _: list[Value]) -> None:
-        top = w.at(matrix, w.times(number, row_stride, rows))
-        tops = [w.at(top, w.times(row_stride, i)) for i in range(rows)]
+        top = w.at(matrix, w.times(number, tile_floats))
 
-        def feature(k: Value, totals: list[Value]) -> list[Value]:
-            # One line of a row of the next tiles with each step: as many rows as there are steps to a line.
-            ahead = w.build.add(w.build.and_(k, w.number(LINE_FLOATS - 1)), w.number(rows))
-            line = w.build.and_(k, w.number(-LINE_FLOATS))
-            w.prefetch(w.at(top, w.times(ahead, row_stride), w.times(line, feature_stride)))
-            columns = [w.load(w.at(source, w.times(k, w.lanes))) for source in sources]
-            offset = w.times(k, feature_stride)
-            weights = [w.load_one(w.at(pointer, offset)) for pointer in tops]
-            return [
-                w.fused(weights[i], columns[j], total) for (i, j), total in zip(sums, totals, strict=True)
-            ]
+        def feature(place: Value, columns: list[Value], offset: int, totals: list[Value]) -> list[Value]:
+            """One feature: its weights at ``place``, its activations ``offset`` after ``columns``."""
+            loaded = [w.load(w.at(column, w.number(offset * w.lanes))) for column in columns]
+            weights = [w.load_one(w.at(place, distance)) for distance in apart]
+            return [w.fused(weights[i], loaded[j], total) for (i, j), total in zip(sums, totals, strict=True)]
 
-        totals = w.repeat(features, feature, [w.all(0.0)] * len(sums))
+        def several(index: Value, totals: list[Value]) -> list[Value]:
+            first = w.times(index, UNROLLED)
+            columns = [w.at(source, w.times(first, w.lanes)) for source in sources]
+            place = w.at(top, w.times(first, along))
+            if not by_columns:
+                # Of the next tile's rows a line each, by the time that this tile has gone through a line.
+                lines = rows * UNROLLED // LINE_FLOATS
+                row = w.times(b.and_(index, w.number(LINE_FLOATS // UNROLLED - 1)), lines)
+                for number in range(lines):
+                    ahead = b.add(row, w.number(rows + number))
+                    w.prefetch(w.at(place, w.times(stride, ahead)))
+            for offset in range(UNROLLED):
+                there = w.at(place, w.times(along, offset))
+                totals = feature(there, columns, offset, totals)
+            return totals
+
+        def single(index: Value, totals: list[Value]) -> list[Value]:
+            columns = [w.at(source, w.times(index, w.lanes)) for source in sources]
+            return feature(w.at(top, w.times(index, along)), columns, 0, totals)
+
+        zeros = [w.all(0.0)] * len(sums)
+        if rows == 1:
+            totals = w.repeat(features, single, zeros)
+        else:
+            rounds = b.sdiv(features, w.number(UNROLLED))
+            totals = w.repeat_from(w.number(0), rounds, several, zeros)
+            totals = w.repeat_from(w.times(rounds, UNROLLED), features, single, totals)
         target = w.at(out, w.times(number, rows * w.lanes))
         for (i, j), total in zip(sums, totals, strict=True):
-            place = w.at(target, w.times(out_stride, j), w.number(i * w.lanes))
-            more = w.build.fadd(w.load(place), total)
-            w.store(w.build.select(adding, more, total), place)
+            to = w.at(target, w.times(out_stride, j), w.number(i * w.lanes))
+            w.store(b.select(adding, b.fadd(w.load(to), total), total), to)
 
     w.repeat(tiles, tile)
     w.end()
     return w
 
 
-def _write_product(module: Module, tile_rows: int, tiles: dict[tuple[int, int], Writer]) -> Writer:
-    """``product(matrix, x, out, rows, features, groups, row_stride, feature_stride, x_stride, out_stride,
-    adds)``: ``out = matrix @ x``, or ``out += …`` unless ``adds`` is 0. Strides of ``x`` and ``out`` are from
-    group to group. At least one of each."""
-    w = module.function("product", 3, 8)
-    matrix, x, out, rows, features, groups, row_stride, *others = w.arguments
-    _, x_stride, out_stride, _ = others
+Parts = tuple[tuple[int, Value, Value], ...]
+"""Rows of a tile, how many tiles, the first row."""
+
+
+def _write_product(module: Module, rows_of_three: int, *, by_columns: bool) -> Writer:
+    """``product(matrix, x, out, rows, features, groups, stride, x_stride, out_stride, adds)``: ``out = matrix
+    @ x``, or ``out += …`` unless ``adds`` is 0. ``stride`` is from row to row of the matrix, whose rows are
+    contiguous, or from column to column if its columns are (``by_columns``); the strides of ``x`` and ``out``
+    are from group to group. At least one of each."""
+    # A tile of two groups has registers for more rows; those of attention are better divisible by fewer.
+    heights = {3: rows_of_three, 2: rows_of_three if by_columns else rows_of_three * 3 // 2, 1: rows_of_three}
+    tiles = {
+        (rows, groups): _write_tile(module, rows, groups, by_columns=by_columns)
+        for groups, most in heights.items()
+        for rows in (most, 1)
+    }
+    w = module.function("product_of_columns" if by_columns else "product", 3, 7)
+    matrix, x, out, rows, features, groups, *strides, adds = w.arguments
+    stride, x_stride, out_stride = strides
     b = w.build
     # Threes, but rather two pairs than three and one.
     threes = b.sdiv(groups, w.number(3))
@@ -111,22 +144,22 @@ def _write_product(module: Module, tile_rows: int, tiles: dict[tuple[int, int], 
     def block(number: Value, _: list[Value]) -> None:
         first_row = w.times(number, BLOCK_ROWS)
         height = w.least(w.number(BLOCK_ROWS), b.sub(rows, first_row))
-        whole, left = b.sdiv(height, w.number(tile_rows)), b.srem(height, w.number(tile_rows))
-        for wide in range(MOST_GROUPS, 0, -1):
+        for wide, most in heights.items():
+            whole, left = b.sdiv(height, w.number(most)), b.srem(height, w.number(most))
+            parts = ((most, whole, first_row), (1, left, b.add(first_row, w.times(whole, most))))
 
-            def columns(index: Value, _: list[Value], wide: int = wide) -> None:
+            def columns(index: Value, _: list[Value], wide: int = wide, parts: Parts = parts) -> None:
                 group = b.add(firsts[wide], w.times(index, wide))
                 source = w.at(x, w.times(group, x_stride))
                 target = w.at(out, w.times(group, out_stride))
-                for count, start, height in ((whole, None, tile_rows), (left, whole, 1)):
-                    row = first_row if start is None else b.add(first_row, w.times(start, tile_rows))
+                for tile_rows, count, row in parts:
                     with b.if_then(b.icmp_signed(">", count, w.number(0))):
                         w.call(
-                            tiles[height, wide],
-                            w.at(matrix, w.times(row, row_stride)),
+                            tiles[tile_rows, wide],
+                            w.at(matrix, row if by_columns else w.times(row, stride)),
                             source,
                             w.at(target, w.times(row, w.lanes)),
-                            *(count, features, row_stride, *others),
+                            *(count, features, *strides, adds),
                         )
 
             w.repeat(counts[wide], columns, maybe_none=True)
@@ -270,7 +303,7 @@ def _write_collect(module: Module) -> Writer:
     return w
 
 
-def _write_attend(module: Module, product: Writer, collect: Writer) -> Writer:
+def _write_attend(module: Module, product: Writer, product_of_columns: Writer, collect: Writer) -> Writer:
     """``attend(scratch, queries, keys, values, mixed, places, scattered, first, end, start, tokens, heads,
     dim, stride)``: attention of groups ``first…end-1`` of a slice of ``tokens`` tokens, the first of which is
     at position ``start``. ``heads`` query heads share the keys and values, rows of ``dim`` numbers: one after
@@ -281,7 +314,6 @@ def _write_attend(module: Module, product: Writer, collect: Writer) -> Writer:
     scratch, queries, keys, values, mixed, places = w.arguments[:6]
     scattered, first, end, start, tokens, heads, dim, stride = w.arguments[6:]
     b = w.build
-    one = w.number(1)
     of_head = w.times(dim, w.lanes)
     most = b.add(start, w.least(tokens, w.times(end, w.lanes)))
     rows = w.times(most, dim)
@@ -319,7 +351,7 @@ def _write_attend(module: Module, product: Writer, collect: Writer) -> Writer:
             first_key = w.times(number, BLOCK_KEYS)
             count = w.least(w.number(BLOCK_KEYS), b.sub(known, first_key))
             of_scores, skipped = w.times(count, w.lanes), w.times(first_key, dim)
-            strides = (dim, one, of_head, of_scores)
+            strides = (dim, of_head, of_scores)
             w.call(product, w.at(keys, skipped), query, scores, count, dim, heads, *strides, w.number(0))
 
             def weigh(head: Value, into: Value) -> None:
@@ -330,8 +362,8 @@ def _write_attend(module: Module, product: Writer, collect: Writer) -> Writer:
                     _scale(w, into, dim, kept)
 
             each(weigh)
-            strides = (one, dim, of_scores, of_head)
-            w.call(product, w.at(values, skipped), scores, target, dim, count, heads, *strides, number)
+            sizes = (dim, count, heads, dim, of_scores, of_head)
+            w.call(product_of_columns, w.at(values, skipped), scores, target, *sizes, number)
 
         w.repeat(b.sdiv(b.add(known, w.number(BLOCK_KEYS - 1)), w.number(BLOCK_KEYS)), block)
 

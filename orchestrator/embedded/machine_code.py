@@ -256,6 +256,26 @@ class Writer:
         self.build.position_at_end(after)
         return results
 
+    def repeat_from(
+        self,
+        first: Value,
+        end: Value,
+        body: Callable[[Value, list[Value]], Sequence[Value]],
+        carried: Sequence[Value],
+    ) -> list[Value]:
+        """``repeat`` for ``index`` ``first…end-1``, which may be none: the values are then ``carried``."""
+        before = self.build.block
+        with self.build.if_then(self.less(first, end)):
+            count = self.build.sub(end, first)
+            results = self.repeat(count, lambda i, v: body(self.build.add(first, i), v), carried)
+            inside = self.build.block
+        values = []
+        for value, result in zip(carried, results, strict=True):
+            values.append(self.build.phi(value.type))
+            values[-1].add_incoming(value, before)
+            values[-1].add_incoming(result, inside)
+        return values
+
     def repeat_while(
         self, first: Value, condition: Callable[[Value], Value], body: Callable[[Value], Value]
     ) -> None:

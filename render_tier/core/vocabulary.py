@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
-_BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_BYTE_FALLBACK: Final = re.compile(rb"<0x([0-9A-Fa-f]{2})>\Z")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -32,6 +34,22 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET: Final = _byte_level_alphabet()
+
+
+class _Entries:
+    """A vocabulary's entries, by ID, laid end to end: as texts of their own they would take ten times as much
+    memory. Missing ones are empty."""
+
+    def __init__(self, tokens: Iterable[str | bytes | None]) -> None:
+        entries = [token.encode() if isinstance(token, str) else token or b"" for token in tokens]
+        self._joined = b"".join(entries)
+        self._bounds = array("I", accumulate(map(len, entries), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, token_id: int) -> bytes:
+        return self._joined[self._bounds[token_id] : self._bounds[token_id + 1]]
 
 
 class _Pieces(dict[int, str | bytes]):
@@ -60,19 +78,20 @@ class Vocabulary:
 
     def __init__(
         self,
-        tokens: Sequence[str | bytes | None],
-        ids: Mapping[str, int],
+        tokens: Iterable[str | bytes | None],
+        find: Callable[[str], int | None],
         special_ids: frozenset[int],
         *,
         byte_level: bool,
         byte_fallback: bool,
         space: str,
     ) -> None:
-        self._tokens = tokens
-        self._ids = ids
+        """``find``: the ID of an entry, None for what is none."""
+        self._entries = _Entries(tokens)
+        self._find = find
         self._byte_level = byte_level
-        self._space = space
-        self.size: Final = len(tokens)
+        self._space = space.encode()
+        self.size: Final = len(self._entries)
         """One more than the highest token ID of the tokenizer (a model's embedding may be larger)."""
         self.special_ids: Final = special_ids
         self.byte_fallback: Final = byte_fallback
@@ -85,23 +104,24 @@ class Vocabulary:
 
     def token_id(self, text: str) -> int | None:
         """The ID of the single token whose vocabulary entry is ``text`` (markers such as ``<think>``)."""
-        return self._ids.get(text)
+        try:
+            return self._find(text)
+        except UnicodeEncodeError:  # a lone surrogate, which no entry has
+            return None
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token spells; empty for an ID that the tokenizer does not have."""
-        token = self._tokens[token_id] if 0 <= token_id < self.size else None
-        if token is None:
+        if not 0 <= token_id < self.size:
             return b""
-        if isinstance(token, bytes):
-            return token
+        entry = self._entries[token_id]
         if self._byte_level:
             try:
-                return bytes([_ALPHABET[character] for character in token])
+                return bytes([_ALPHABET[character] for character in entry.decode()])
             except KeyError:  # an added token with characters outside the alphabet stands for itself
-                return token.encode()
-        if self.byte_fallback and (match := _BYTE_FALLBACK.match(token)):
+                return entry
+        if self.byte_fallback and (match := _BYTE_FALLBACK.match(entry)):
             return bytes([int(match[1], 16)])
-        return token.replace(self._space, " ").encode() if self._space else token.encode()
+        return entry.replace(self._space, b" ") if self._space else entry
 
     def text(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence, as the tokenizer's own decode gives it."""
@@ -110,8 +130,11 @@ class Vocabulary:
         return raw.decode(errors=REPLACE_EACH_BYTE if self.byte_fallback else "replace")
 
 
-def build_vocabulary(tokenizer_json: Mapping[str, Any]) -> Vocabulary:
-    """Read the table from a parsed ``tokenizer.json``. Raises ValueError for a tokenizer it cannot spell."""
+def build_vocabulary(
+    tokenizer_json: Mapping[str, Any], find: Callable[[str], int | None] | None = None
+) -> Vocabulary:
+    """Read the table from a parsed ``tokenizer.json``. ``find``: the tokenizer's own look-up of IDs by text,
+    which saves one here. Raises ValueError for a tokenizer it cannot spell."""
     model = tokenizer_json.get("model") or {}
     entries = model.get("vocab")
     if isinstance(entries, dict):
@@ -143,7 +166,7 @@ def build_vocabulary(tokenizer_json: Mapping[str, Any]) -> Vocabulary:
             space = pattern
     return Vocabulary(
         tokens,
-        ids,
+        find or ids.get,
         frozenset(special),
         byte_level=byte_level,
         byte_fallback=any(decoder["type"] == "ByteFallback" for decoder in kinds),
@@ -158,7 +181,7 @@ def vocabulary_of_bytes(special: Sequence[str], ordinary: Sequence[bytes]) -> Vo
     """
     return Vocabulary(
         [*special, *ordinary],
-        {token: token_id for token_id, token in enumerate(special)},
+        {token: token_id for token_id, token in enumerate(special)}.get,
         frozenset(range(len(special))),
         byte_level=False,
         byte_fallback=False,
@@ -169,7 +192,7 @@ def vocabulary_of_bytes(special: Sequence[str], ordinary: Sequence[bytes]) -> Vo
 def vocabulary_of_pieces(pieces: Sequence[str], special_ids: frozenset[int]) -> Vocabulary:
     """The table of a SentencePiece model."""
     ids = {piece: token_id for token_id, piece in enumerate(pieces)}
-    return Vocabulary(pieces, ids, special_ids, byte_level=False, byte_fallback=True, space="▁")
+    return Vocabulary(pieces, ids.get, special_ids, byte_level=False, byte_fallback=True, space="▁")
 
 
 _DECODERS: Final = {"ByteLevel", "ByteFallback", "Replace", "Metaspace", "Fuse", "Strip"}

@@ -54,7 +54,7 @@ def load_served_tokenizer(
     return ServedTokenizer(
         reference=ReferenceEngine(loaded.encoder),
         mistral=None,
-        vocabulary=build_vocabulary(loaded.data),
+        vocabulary=build_vocabulary(loaded.data, loaded.encoder.token_to_id),
         data={name: part for name, part in loaded.data.items() if name != "model"},
         added=loaded.added,
         special_tokens=loaded.special_tokens,

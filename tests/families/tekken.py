@@ -87,7 +87,7 @@ class Tekken:
             tokens[self.reserved + rank] = token
             ids.setdefault(token, self.reserved + rank)
         special = frozenset(range(self.reserved))
-        return Vocabulary(tokens, ids, special, byte_level=True, byte_fallback=False, space="")
+        return Vocabulary(tokens, ids.get, special, byte_level=True, byte_fallback=False, space="")
 
     def encode(self, text: str) -> list[int]:
         ids, at = [], 0

@@ -31,11 +31,15 @@ def test_random_ids_spell_what_the_tokenizer_decodes(
         )
 
 
-def test_special_tokens_and_markers_are_known(qwen3_dir: Path) -> None:
-    data = json.loads((qwen3_dir / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = build_vocabulary(data)
+@pytest.mark.parametrize("finds", [True, False], ids=["by the tokenizer", "by a table"])
+def test_special_tokens_and_markers_are_known(qwen3_dir: Path, finds: bool) -> None:
+    path = qwen3_dir / "tokenizer.json"
+    find = Tokenizer.from_file(str(path)).token_to_id if finds else None
+    vocabulary = build_vocabulary(json.loads(path.read_text(encoding="utf-8")), find)
     assert vocabulary.token_id("<think>") == 151667
+    assert vocabulary.token_id("Ġthe") == 279
     assert vocabulary.token_id("no such token") is None
+    assert vocabulary.token_id("\ud800") is None
     assert 151645 in vocabulary.special_ids
     assert 151667 not in vocabulary.special_ids
 

@@ -2,16 +2,21 @@
 
 Renders and derenders have separate pools, so that one long prompt delays no open stream. A full queue is an
 answer at once (503 with Retry-After), not a longer wait.
+
+A job wakes the event loop once, when it is done: each wake-up while its thread runs Python would cost both of
+them a wait for the interpreter lock. So a thread takes a job by removing it from the set of those that wait,
+which one side alone succeeds in; whoever gives a job up does the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from render_tier.protocol.errors import Unavailable
 from render_tier.server.metrics import Metrics
@@ -30,37 +35,62 @@ class Overloaded(Unavailable):
         self.retry_after = retry_after
 
 
+class _Job:
+    """``answer`` is settled by the event loop, from what a thread left in the others."""
+
+    __slots__ = ("answer", "error", "loop", "queued_at", "result", "seconds", "waited", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Any] = self.loop.create_future()
+        self.queued_at = time.perf_counter()
+        self.waited = 0.0
+        self.seconds: float | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
 class WorkPool:
     def __init__(self, name: str, *, threads: int, max_queue: int, max_wait: float, metrics: Metrics) -> None:
         """``max_wait``: seconds that a job may wait; one that will, or did, wait longer is refused."""
         self._name = name
-        self._threads = threads
         self._max_queue = max_queue
         self._max_wait = max_wait
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._waiting = 0
-        self._running = 0
         self._mean_seconds = 0.0
+        self._waiting: set[_Job] = set()
+        self._running: set[_Job] = set()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._wait = metrics.queue_wait.labels(name)
-        self._depth = metrics.queue_depth.labels(name)
         self._refused = metrics.refused.labels(f"{name}_queue")
+        depth = metrics.queue_depth.labels(name)
+        metrics.on_refresh.append(lambda: depth.set(len(self._waiting)))
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def saturated(self) -> bool:
         """Whether the next job would be refused."""
-        if self._running < self._threads:
-            return False
-        return self._waiting >= self._max_queue or self._wait_seconds > self._max_wait
+        return self._behind >= 0 and (self._behind >= self._max_queue or self._wait_seconds > self._max_wait)
+
+    @property
+    def _behind(self) -> int:
+        """Jobs that no thread is free for; less than zero when a thread is left over."""
+        return len(self._waiting) + len(self._running) - len(self._threads)
 
     @property
     def _wait_seconds(self) -> float:
         """How long what waits will take, at the rate of late. What runs is no part of it: nobody knows how
         much of it is left, and one job that took long would close an empty queue."""
-        return self._waiting * self._mean_seconds / self._threads
+        return max(self._behind, 0) * self._mean_seconds / len(self._threads)
 
     @property
     def pending(self) -> int:
-        return self._waiting + self._running
+        return len(self._waiting) + len(self._running)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` on a thread. Raises Overloaded, and what ``work`` raises.
@@ -69,43 +99,56 @@ class WorkPool:
         """
         if self.saturated:
             raise self._refusal()
-        loop = asyncio.get_running_loop()
-        queued_at = time.perf_counter()
-        self._waiting += 1
-        self._depth.inc()
-        started = False
-
-        def begin() -> None:
-            nonlocal started
-            started = True
-            self._waiting -= 1
-            self._depth.dec()
-            self._running += 1
-            self._wait.observe(time.perf_counter() - queued_at)
-
-        def finish(seconds: float | None) -> None:
-            self._running -= 1
-            if seconds is not None:
-                self._mean_seconds += SMOOTHING * (seconds - self._mean_seconds)
-
-        def job() -> Result:
-            loop.call_soon_threadsafe(begin)
-            start = time.perf_counter()
-            if start - queued_at > self._max_wait:
-                loop.call_soon_threadsafe(finish, None)
-                raise self._refusal()
-            try:
-                return work()
-            finally:
-                loop.call_soon_threadsafe(finish, time.perf_counter() - start)
-
-        future = self._executor.submit(job)
+        job = _Job(work)
+        self._waiting.add(job)
+        self._jobs.put(job)
         try:
-            return await asyncio.wrap_future(future)
+            result: Result = await job.answer
+            return result
         finally:
-            if future.cancelled() and not started:
-                self._waiting -= 1
-                self._depth.dec()
+            self._waiting.discard(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._taken(job):
+                self._running.add(job)
+                self._do(job)
+                self._running.discard(job)
+                try:
+                    job.loop.call_soon_threadsafe(self._finish, job)
+                except RuntimeError:  # the event loop is closed, and with it whoever waited
+                    continue
+            del job  # what it holds is not to live on until the next one comes
+
+    def _taken(self, job: _Job) -> bool:
+        try:
+            self._waiting.remove(job)
+        except KeyError:
+            return False
+        return True
+
+    def _do(self, job: _Job) -> None:
+        start = time.perf_counter()
+        job.waited = start - job.queued_at
+        if job.waited > self._max_wait:
+            job.error = self._refusal()
+            return
+        try:
+            job.result = job.work()
+        except BaseException as error:
+            job.error = error
+        job.seconds = time.perf_counter() - start
+
+    def _finish(self, job: _Job) -> None:
+        self._wait.observe(job.waited)
+        if job.seconds is not None:
+            self._mean_seconds += SMOOTHING * (job.seconds - self._mean_seconds)
+        if not job.answer.done():  # else its caller is gone
+            if job.error is not None:
+                job.answer.set_exception(job.error)
+            else:
+                job.answer.set_result(job.result)
+        job.error = None  # its traceback leads back to the job
 
     def _refusal(self) -> Overloaded:
         self._refused.inc()
@@ -116,4 +159,10 @@ class WorkPool:
 
     def close(self) -> None:
         """Let running jobs end; drop those that wait."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        for job in list(self._waiting):
+            if self._taken(job):
+                job.loop.call_soon_threadsafe(job.answer.cancel)
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -18,6 +18,7 @@ from uvicorn_worker import UvicornWorker
 
 from render_tier.http_bounds import bounded_http
 from render_tier.server.app import RenderApp, create_app
+from render_tier.server.memory import keep_freed_memory, share_heaps
 from render_tier.server.service import Service
 from render_tier.server.sessions import TELL_SECONDS
 from render_tier.settings import Settings
@@ -36,12 +37,14 @@ def serve(settings: Settings) -> int:
     code."""
     log.info("settings", digest=settings.digest(), **settings.shown())
     sys.setswitchinterval(SWITCH_SECONDS)
+    share_heaps(settings.renderer_num_workers)
     if settings.workers > 1:
         return _serve_many(settings)
     return _serve_one(settings)
 
 
-def _server_options(settings: Settings) -> dict[str, Any]:
+def server_options(settings: Settings) -> dict[str, Any]:
+    """uvicorn's."""
     return {
         "loop": "uvloop",
         "http": bounded_http(settings.max_header_bytes, settings.header_timeout),
@@ -72,6 +75,7 @@ def _leave_to_the_end() -> None:
     stops every stream for 50 ms."""
     gc.collect()
     gc.freeze()
+    keep_freed_memory()
 
 
 def _serve_one(settings: Settings) -> int:
@@ -85,7 +89,7 @@ def _serve_one(settings: Settings) -> int:
         port=settings.port,
         uds=settings.uds,
         log_config=None,
-        **_server_options(settings),
+        **server_options(settings),
     )
     server = DrainingServer(config, app)
 
@@ -147,7 +151,7 @@ def _serve_many(settings: Settings) -> int:
     app = create_app(settings, preloaded=service, on_loaded=_leave_to_the_end)
     # What the workers share must not be touched by their collectors either, or its pages are copied.
     _leave_to_the_end()
-    RenderWorker.CONFIG_KWARGS = _server_options(settings)
+    RenderWorker.CONFIG_KWARGS = server_options(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     options = {
         "bind": f"unix:{settings.uds}" if settings.uds else f"{host}:{settings.port}",

@@ -4,7 +4,8 @@ All serve the Qwen3 tokenizer and get the same requests: chats of three lengths 
 ("cold"), and an agent conversation with tools that grows by one round a request. vLLM's Python server gets a
 sample of them, since it takes tens of times as long; ours runs once more with as many workers as there are
 cores. Trust CPU times more than rates on a machine that is shared. The last table says where a request's CPU
-time goes in ours.
+time goes in ours: what HTTP takes by itself, what each step takes when nothing stands between the requests,
+and what is more than their sum in the server (threads, and caches that are cold after a pause).
 
 `vllm-rs` is the binary in the PyPI wheel `vllm`; it is fetched once (336 MB, of which 61 are kept).
 """
@@ -31,6 +32,7 @@ from unittest import mock
 import httpx
 import msgspec
 
+from benchmarks.bare_http import REPLY_BYTES, bare_server
 from benchmarks.measure import cpu_seconds, machine, median, memory, peak_resident, print_table, ratio
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.validation import decode_object
@@ -140,31 +142,47 @@ def _body(messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None
 
 @dataclass(frozen=True)
 class Result:
-    """``ids``: of each request by its place in the scenario, which a sample may leave gaps in."""
+    """``ids`` and ``reply_bytes``: of each request by its place in the scenario, which a sample may leave
+    gaps in."""
 
     requests: int
     seconds: float
     cpu: float
     ids: dict[int, tuple[int, ...]]
+    reply_bytes: dict[int, int]
+
+    @property
+    def cpu_ms(self) -> float:
+        """A request."""
+        return self.cpu / self.requests * 1e3
+
+
+def exchange(
+    server: ServerProcess, requests: Sequence[tuple[bytes, dict[str, str]]], concurrency: int
+) -> tuple[list[bytes], float, float]:
+    """Send bodies with these headers. Replies, seconds, and CPU seconds of the server."""
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    with httpx.Client(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client:
+
+        def send(request: tuple[bytes, dict[str, str]]) -> bytes:
+            body, more = request
+            headers = {"content-type": "application/json", **more}
+            return client.post(PATH, content=body, headers=headers).raise_for_status().content
+
+        before, start = cpu_seconds(server.pid), time.perf_counter()
+        with ThreadPoolExecutor(concurrency) as pool:
+            replies = list(pool.map(send, requests))
+        return replies, time.perf_counter() - start, cpu_seconds(server.pid) - before
 
 
 def run(server: ServerProcess, bodies: Sequence[bytes], concurrency: int, most: int | None = None) -> Result:
     """Send them all, or about ``most`` of them; with one at a time they arrive in their order."""
     step = 1 if most is None else max(len(bodies) // most, 1)
     sent = dict(list(enumerate(bodies))[::step])
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    headers = {"content-type": "application/json"}
-    with httpx.Client(base_url=server.url, timeout=300, limits=limits, trust_env=False) as client:
-
-        def send(body: bytes) -> bytes:
-            return client.post(PATH, content=body, headers=headers).raise_for_status().content
-
-        before, start = cpu_seconds(server.pid), time.perf_counter()
-        with ThreadPoolExecutor(concurrency) as pool:
-            replies = list(pool.map(send, sent.values()))
-        seconds, cpu = time.perf_counter() - start, cpu_seconds(server.pid) - before
+    replies, seconds, cpu = exchange(server, [(body, {}) for body in sent.values()], concurrency)
     ids = [tuple(msgspec.json.decode(reply)["token_ids"]) for reply in replies]
-    return Result(len(sent), seconds, cpu, dict(zip(sent, ids, strict=True)))
+    sizes = dict(zip(sent, map(len, replies), strict=True))
+    return Result(len(sent), seconds, cpu, dict(zip(sent, ids, strict=True)), sizes)
 
 
 @dataclass(frozen=True)
@@ -303,6 +321,12 @@ def stages(service: Service, bodies: Sequence[bytes]) -> dict[str, float]:
     return result
 
 
+def http_alone(server: ServerProcess, bodies: Sequence[bytes], reply_bytes: dict[int, int]) -> float:
+    """CPU milliseconds a request of a server that does nothing with it."""
+    sized = [(body, {REPLY_BYTES: str(reply_bytes[place])}) for place, body in enumerate(bodies)]
+    return exchange(server, sized, 1)[2] / len(bodies) * 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few requests")
@@ -326,9 +350,14 @@ def main() -> None:
                     if each.takes(one)
                 }
                 footprints.append([each.name, *footprint(server.pid)])
-        kinds = {one.name: one.bodies for one in todo if one.concurrency == 1}
+        alone = [one for one in todo if one.concurrency == 1 and len(one.bodies) > 1]
+        with bare_server(Path(directory)) as bare:
+            exchange(bare, [(b" ", {})] * 5, 1)
+            http = {
+                one.name: http_alone(bare, one.bodies, results[OURS][one.name].reply_bytes) for one in alone
+            }
         service = load(model)
-        tables = {name: stages(service, bodies) for name, bodies in kinds.items() if "turn 1" not in name}
+        tables = {one.name: stages(service, one.bodies) for one in alone}
     rows = []
     for scenario in todo:
         base = results[OURS][scenario.name]
@@ -338,15 +367,14 @@ def main() -> None:
             if found is None:
                 continue
             same = all(ids == base.ids[place] for place, ids in found.ids.items())
-            cpu = found.cpu / found.requests * 1e3
             rows.append(
                 [
                     scenario.name,
                     str(tokens),
                     name,
                     f"{found.requests / found.seconds:.1f}",
-                    f"{cpu:.2f}",
-                    ratio(cpu, base.cpu / base.requests * 1e3),
+                    f"{found.cpu_ms:.2f}",
+                    ratio(found.cpu_ms, base.cpu_ms),
                     "equal" if same else "DIFFERENT",
                 ]
             )
@@ -354,9 +382,14 @@ def main() -> None:
     print_table("Render of chats", header, rows)
     header = ["server", "processes", "resident MB a process", "unique MB a process", "peak MB of a process"]
     print_table("Memory afterwards", header, footprints)
+    for name, spent in tables.items():
+        spent["HTTP"] = http[name]
+        measured = results[OURS][name].cpu_ms
+        spent["more in the server"] = measured - sum(spent.values())
+        spent["all"] = measured
     steps = list(next(iter(tables.values())))
     print_table(
-        "Where the CPU time of a request goes in ours, ms (HTTP not counted)",
+        "Where the CPU time of a request goes in ours, ms",
         ["requests", *steps],
         [[name, *(f"{spent[step]:.2f}" for step in steps)] for name, spent in tables.items()],
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.named_tests import missing, named_tests
+
 ROOT = Path(__file__).resolve().parent.parent
 ROW = re.compile(r"^\| (\d+) \| ([^|]+) \| ([^|]+) \|$", re.M)
-NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 ROWS = {
     *(1, 2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17),
     *(18, 19, 20, 22, 24, 25, 26, 27, 29, 30, 31, 32, 33, 34, 36, 37, 39, 40, 41, 43, 44),
@@ -23,8 +24,6 @@ def test_every_report_has_tests_that_exist() -> None:
     rows = ROW.findall(page.partition("## Field reports")[2].partition("\n## ")[0])
     assert {int(number) for number, _, _ in rows} == ROWS
     for number, _, tests in rows:
-        named = NAMED.findall(tests)
+        named = named_tests(tests)
         assert named, f"row {number} names no test"
-        for file, name in named:
-            source = (ROOT / "tests" / "render_tier" / file).read_text(encoding="utf-8")
-            assert re.search(rf"def {name}\(", source), f"row {number}: {file} has no {name}"
+        assert not missing(named, ROOT / "tests" / "render_tier"), f"row {number}"

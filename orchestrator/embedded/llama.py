@@ -1,13 +1,14 @@
-"""The Llama forward pass in numpy: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
+"""The Llama forward pass: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
 Theory of operation. Disaggregated output must equal colocated output token for token, so every number must
 depend on the sequence alone: never on what else runs, which engine computes it, on how many threads, or where
 its blocks lie.
 
 - A prompt is prefilled in chunks that start at multiples of a fixed size, one sequence at a time
-  (``prefill``). What the last layer made of its last token, the prompt's *state*, stays with the KV and
-  travels with it. The first output token is sampled from the state by the decode path, on every engine: a
-  decode engine that pulled the KV makes exactly the call that a colocated engine makes.
+  (``prefill``), by compiled steps or by numpy. What the last layer made of its last token, the prompt's
+  *state*, stays with the KV and travels with it. The first output token is sampled from the state by the
+  decode path, on every engine: a decode engine that pulled the KV makes exactly the call that a colocated
+  engine makes.
 - Decode projects all rows at once by products that keep rows apart bit for bit (``projection``); attention is
   computed per sequence.
 - BLAS itself runs on one thread. Work is shared out in pieces whose shape does not depend on the number of

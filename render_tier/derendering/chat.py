@@ -100,7 +100,7 @@ def delta(
                 reasoning.append(event.text)
         elif type(event) is CallArguments:
             if shown_call(context, event.index):
-                calls.append(ToolCallDelta(None, None, event.index, FunctionDelta(None, event.text)))
+                calls.append(ToolCallDelta(None, UNSET, event.index, FunctionDelta(None, event.text)))
         elif type(event) is CallStart and event.index >= named_before and shown_call(context, event.index):
             identifier = call_id(request_id, context, choice, event.index, event.written_id)
             calls.append(ToolCallDelta(identifier, "function", event.index, FunctionDelta(event.name, None)))

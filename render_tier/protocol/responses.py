@@ -107,10 +107,11 @@ class FunctionDelta(msgspec.Struct, gc=False):
 
 
 class ToolCallDelta(msgspec.Struct, gc=False):
-    """The first delta of a call has its id, type and name; the others its index and more argument text."""
+    """The first delta of a call has its id, type and name; the others its index and more argument text, and
+    no type: the `openai` client's accumulated call takes the last one it sees, null too."""
 
     id: str | None
-    type: str | None
+    type: str | UnsetType
     index: int
     function: FunctionDelta
 

@@ -237,6 +237,9 @@ def comparable(body: Body) -> Body:
         for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or []:
             if call["id"] is not None:
                 call["id"] = "<id>"
+            # Only the first delta of a call has a type; a null in others undoes it in the `openai` client.
+            if call.get("type", "") is None:
+                del call["type"]
     return body
 
 

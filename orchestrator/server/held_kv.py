@@ -99,5 +99,6 @@ def left_by(services: Services, member: Member, answer: Prefilled) -> Left | Non
 def seconds_left(services: Services, member: Member, params: dict[str, Any]) -> float:
     """How long the params of a prefill of ``member`` that has just answered may be used."""
     lease = services.settings.lease
-    configured = member.capabilities.known.lease_seconds or lease.engine_seconds
+    known = member.capabilities.known.lease_seconds
+    configured = lease.engine_seconds if known is None else min(known, lease.engine_seconds)
     return lease_seconds(params, now=time.time(), configured=configured, fraction=lease.fraction)

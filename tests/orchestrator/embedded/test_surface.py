@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.core.capabilities import from_server_info
 from orchestrator.embedded.engine import EngineSettings
 from tests.orchestrator.embedded.engines import GENERATE, Client, body, frames, prompt, serving, until
 
@@ -316,6 +317,29 @@ def test_a_failing_step_fails_its_requests_only(tiny_model: Path, monkeypatch: p
         monkeypatch.setattr(backend, "decode", original)
         assert len(client.tokens(PROMPT)) == 8
         client.idle()
+
+
+def test_it_says_what_it_is_in_vllms_words(engine: Client) -> None:
+    facts = from_server_info(engine.http.get("/server_info", params={"config_format": "json"}).content)
+    known = dict(facts.items())
+    assert len(known.pop("revision")) > 8
+    assert "block_size=16" in known.pop("kv_layout")
+    vocabulary = json.loads(
+        (Path(engine.http.get("/v1/models").json()["data"][0]["root"]) / "config.json").read_text()
+    )
+    assert known == {
+        "vocab_size": vocabulary["vocab_size"],
+        "max_model_len": 256,
+        "dtype": "float32",
+        "kv_dtype": "float32",
+        "block_size": 16,
+        "tensor_parallel": 1,
+        "connector": "EmbeddedConnector",
+        "kv_role": "kv_both",
+        "lease_seconds": 20.0,
+        "tokens_only": True,
+        "structured_outputs": False,
+    }
 
 
 def test_models_and_version(engine: Client) -> None:

@@ -36,7 +36,7 @@ async def workers(tmp_path: Path, count: int, pace: float) -> AsyncIterator[tupl
         config = tmp_path / "settings.toml"
         config.write_text(
             f'[members]\nrender = ["{render.url}"]\nprefill = ["{prefill.url}"]\ndecode = ["{decode.url}"]\n'
-            "[server]\ngrace = 20.0\n"
+            "[server]\ngrace = 20.0\n[health]\ninterval = 0.2\n"
         )
         server = orchestrator_server("--config", config, "--workers", str(count), log_dir=tmp_path)
         await asyncio.to_thread(server.start)
@@ -153,3 +153,27 @@ async def test_the_end_waits_for_running_streams(tmp_path: Path) -> None:
         assert await asyncio.to_thread(server.process.wait, 30) == 0
         assert not any(alive(pid) for pid in pids)
     assert "Traceback" not in server.log(100_000)
+
+
+async def statuses(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> set[int]:
+    """Of answers on new connections, which all workers give."""
+    found = set()
+    for _ in range(8):
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+            reply = await (client.get(path) if body is None else client.post(path, json=body))
+            found.add(reply.status_code)
+    return found
+
+
+async def test_a_drain_holds_for_all_workers(tmp_path: Path) -> None:
+    async with (
+        workers(tmp_path, 2, 0.0) as (server, _decode, _config),
+        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as operator,
+    ):
+        assert (await operator.post("/admin/drain")).json()["draining"] is True
+        while await statuses(server, CHAT, ASK) != {503}:
+            pass
+        assert await statuses(server, "/ready") == {503}
+        assert (await operator.post("/admin/undrain")).json()["draining"] is False
+        while await statuses(server, CHAT, ASK) != {200}:
+            pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from orchestrator.security_settings import KeyFile
 from orchestrator.server.authority import keyring_of
 from orchestrator.settings import parsed_config
 from tests.orchestrator.conftest import Launch, Stack, until
-from tests.orchestrator.faults import CHAT, GENERATE
+from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
 from tests.support.api_keys import api_key, bearer
+from tests.support.processes import orchestrator_server
 
 ALICE, ALICES = api_key("alice", tenant="red")
 BOB, BOBS = api_key("bob")
@@ -304,6 +306,28 @@ async def test_keys_of_a_file_come_and_go_without_a_restart(launch: Launch, tmp_
         path.write_text(json.dumps({"keys": [BOBS]}))
         await answers(BOB, 200)
         await answers(ALICE, 401)
+
+
+async def test_workers_agree_on_a_salt_that_nobody_has_set(tmp_path: Path) -> None:
+    async with serving(Tier("r")) as render, serving(Tier("d")) as decode:
+        config = tmp_path / "c.json"
+        members = {"render": [render.url], "decode": [decode.url]}
+        config.write_text(json.dumps({"members": members, "auth": {"keys": [ALICES]}}))
+        server = orchestrator_server("--config", config, "--workers", "2", log_dir=tmp_path)
+        await asyncio.to_thread(server.start)
+        try:
+            served = set()
+            while len(served) < 2:  # a new connection each time: the kernel picks the worker
+                async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+                    assert (await client.post(CHAT, json=ASK)).status_code == 401
+                    assert (await client.post(CHAT, json=ASK, headers=bearer(ALICE))).status_code == 200
+                    served = set(
+                        re.findall(r'pd_tokens_total{.*worker="(\d+)"}', (await client.get("/metrics")).text)
+                    )
+        finally:
+            await asyncio.to_thread(server.stop)
+        [salt] = {request["cache_salt"] for request in decode.requests[GENERATE]}
+        assert re.fullmatch("[0-9a-f]{64}", salt)
 
 
 def test_the_command_prints_a_line_that_opens_with_its_key() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
@@ -13,8 +14,12 @@ Look = Callable[[Pool, Member], Awaitable[None]]
 """Must be bounded in time and must not raise."""
 
 
+SHORTEST: Final = 0.1
+"""Of an interval, between two looks at a member to which things happen all the time."""
+
+
 class Watch:
-    """``interval``: seconds between two looks at a member."""
+    """``interval``: seconds between two looks at a member to which nothing happens."""
 
     def __init__(self, look: Look, interval: float) -> None:
         self._look = look
@@ -62,3 +67,4 @@ class Watch:
                 pass
             soon.clear()
             await self._look(pool, member)
+            await asyncio.sleep(SHORTEST * self._interval)

@@ -62,7 +62,6 @@ class OrchestratorServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         services: Services = self._app.state.services
-        services.draining = True
         end = asyncio.get_running_loop().call_later(self._grace, services.end_exchanges)
         try:
             await super().shutdown(sockets)

@@ -77,17 +77,9 @@ def evaluate(server: ServerProcess, directory: Path) -> tuple[float, list[str]]:
     arguments = ",".join(f"{name}={value}" for name, value in model.items())
     done = subprocess.run(
         [
-            *(
-                str(program),
-                "run",
-                "--model",
-                "local-completions",
-                "--model_args",
-                arguments,
-                "--tasks",
-                TASK,
-            ),
-            *("--include_path", str(directory), "--output_path", str(directory / "out"), "--log_samples"),
+            *(str(program), "run", "--model", "local-completions", "--model_args", arguments),
+            *("--tasks", TASK, "--include_path", str(directory)),
+            *("--output_path", str(directory / "out"), "--log_samples"),
         ],
         env=os.environ
         | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(directory / "hf")}

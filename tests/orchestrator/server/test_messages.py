@@ -249,5 +249,5 @@ async def test_keys_of_anthropic_clients_tell_tenants_apart(launch: Launch) -> N
             stack.render.hold.set()
             await ask
         assert len(set(tenants)) == 2
-    assert not {"a", "b"} & set(tenants)  # the keys themselves are not kept
+        assert not {"a", "b"} & set(tenants)  # the keys themselves are not kept
         await stack.settled()

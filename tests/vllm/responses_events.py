@@ -38,6 +38,8 @@ def main(directory: str) -> None:
 
 
 def events(tokenizer: Any, reader: Any, request: Any, case: dict[str, Any]) -> list[Any]:
+    from tokenizers.decoders import DecodeStream
+
     from vllm.entrypoints.openai.responses.streaming_events import (
         SimpleStreamingEventProcessor,
         _StateType,
@@ -49,11 +51,13 @@ def events(tokenizer: Any, reader: Any, request: Any, case: dict[str, Any]) -> l
     reader.set_prompt_token_ids(prompt)
     writer = SimpleStreamingEventProcessor(tools=request.tools)
     made: list[Any] = []
-    for place, text in enumerate(pieces(tokenizer, prompt, ids)):
+    stream = DecodeStream(ids=prompt, skip_special_tokens=False)  # as vLLM's own detokenizer
+    for place, token in enumerate(ids):
+        text = stream.step(tokenizer._tokenizer, token) or ""
         last = place == len(ids) - 1
         delta = reader.parse_delta(
             delta_text="" if last else text,
-            delta_token_ids=[ids[place]],
+            delta_token_ids=[token],
             request=request,
             prompt_token_ids=prompt,
             finished=last,
@@ -70,29 +74,6 @@ def events(tokenizer: Any, reader: Any, request: Any, case: dict[str, Any]) -> l
             made += writer.emit_delta(part, None, None)
     made += writer.close_current()
     return [event.model_dump(mode="json", by_alias=True) for event in made]
-
-
-def pieces(tokenizer: Any, prompt_ids: list[int], ids: list[int]) -> list[str]:
-    """The text each token adds."""
-    from vllm.tokenizers.detokenizer_utils import convert_prompt_ids_to_tokens, detokenize_incrementally
-
-    tokens, prefix, read = convert_prompt_ids_to_tokens(tokenizer, prompt_ids, False)
-    out = []
-    all_ids = list(prompt_ids)
-    for token in ids:
-        all_ids.append(token)
-        new, text, prefix, read = detokenize_incrementally(
-            tokenizer=tokenizer,
-            all_input_ids=all_ids,
-            prev_tokens=tokens,
-            prefix_offset=prefix,
-            read_offset=read,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-        )
-        tokens.extend(new)
-        out.append(text)
-    return out
 
 
 if __name__ == "__main__":

@@ -20,26 +20,25 @@ from tokenizers import Tokenizer
 from tests.support import vllm
 from tests.support.messages_stream import read, with_input
 from tests.support.processes import ServerProcess
+from tests.support.qwen3_answers import THINK, call
 
 Json = dict[str, Any]
 SCRIPT = Path(__file__).with_name("messages_events.py")
 EOS = "<|im_end|>"
-THINK = "<think>\nHm — 𓂀.\n</think>\n\n"
-
-
-def call(arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-
 
 OUTPUTS: dict[str, tuple[str, str, int | str | None]] = {
     "answer": (THINK + "The answer is 4 — 𓂀.", "stop", None),
     "answer cut": (THINK + "The answer", "length", None),
     "thought alone": ("<think>\nI am still", "length", None),
     "no thought": ("</think>Plain.", "stop", None),
-    "call": (THINK + call('{"x": "a 𓂀 b", "y": [1, 2.50]}'), "stop", None),
-    "words and calls": (THINK + "Sure.\n" + call("{}") + "\n" + call('{"a": 1}'), "stop", None),
+    "call": (THINK + call(arguments='{"x": "a 𓂀 b", "y": [1, 2.50]}'), "stop", None),
+    "words and calls": (
+        THINK + "Sure.\n" + call(arguments="{}") + "\n" + call(arguments='{"a": 1}'),
+        "stop",
+        None,
+    ),
     "stop sequence": (THINK + "Yes, STOP", "stop", "STOP"),
-    "call before a stop sequence": (THINK + call('{"a": 1}') + " STOP", "stop", "STOP"),
+    "call before a stop sequence": (THINK + call(arguments='{"a": 1}') + " STOP", "stop", "STOP"),
     "aborted": (THINK + "The answer", "abort", None),
     "nothing": ("<think></think>", "stop", None),
 }

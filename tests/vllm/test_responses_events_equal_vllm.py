@@ -19,41 +19,25 @@ from tokenizers import Tokenizer
 from render_tier.protocol.response_stream import ResponseStream
 from tests.support import vllm
 from tests.support.processes import ServerProcess
+from tests.support.qwen3_answers import CALL, RESPONSES_TOOLS, THINK, call
 
 Json = dict[str, Any]
 SCRIPT = Path(__file__).with_name("responses_events.py")
 EOS = "<|im_end|>"
-TOOLS = [
-    {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}},
-    {"type": "custom", "name": "note"},
-    {
-        "type": "namespace",
-        "name": "crm",
-        "description": "Customers",
-        "tools": [{"type": "function", "name": "find"}],
-    },
-]
-THINK = "<think>\nHm — 𓂀.\n</think>\n\n"
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
 OUTPUTS = {
     "answer": THINK + "The answer is 4 — 𓂀.",
     "thought alone": "<think>\nI am still",
     "no thought": "</think>Plain.",
-    "call": THINK + call("f", '{"x": "a 𓂀 b"}'),
+    "call": THINK + CALL,
     "words and calls": THINK + "Sure.\n" + call("f", "{}") + "\n" + call("crm__find", '{"a": 1}'),
     "custom": THINK + call("note", r'{"input": "a \"q\" \u00e9 \ud83d\ude00\n b"}'),
     "custom of another shape": THINK + call("note", '{"text": "a"}'),
     "unknown function": THINK + call("g", '{"a": [1, 2]}'),
 }
 REQUESTS: dict[str, Json] = {
-    "tools": {"tools": TOOLS},
+    "tools": {"tools": RESPONSES_TOOLS},
     "no tools": {},
-    "one call": {"tools": TOOLS, "parallel_tool_calls": False},
+    "one call": {"tools": RESPONSES_TOOLS, "parallel_tool_calls": False},
 }
 
 

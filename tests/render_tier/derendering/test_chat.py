@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from render_tier.protocol.errors import ApiError, BadRequest
 from tests.render_tier.derendering.conftest import EOS, TOOLS, Client, folded, unfolded
+from tests.support.qwen3_answers import CALL, THINK
 
 Make = Callable[..., Client]
 
-THINK = "<think>\nHm — 𓂀.\n</think>\n\n"
-CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "a 𓂀 b"}}\n</tool_call>'
 ANSWERS = {
     "answer": THINK + "The answer is 4.",
     "call": THINK + CALL,

@@ -18,13 +18,13 @@ from render_tier.protocol.errors import ApiError, BadRequest, ContextRequired
 from tests.render_tier.derendering.conftest import EOS, Client
 from tests.render_tier.derendering.test_forged_state import edited, retagged
 from tests.support.messages_stream import read, with_input
+from tests.support.qwen3_answers import CALL
 
 msgpack = msgspec.msgpack.encode
 
 Make = Callable[..., Client]
 REQUEST = {"model": "qwen3", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"name": "f", "input_schema": {"properties": {}}}]
-CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "a 𓂀 b"}}\n</tool_call>'
 TEXT = f"<think>\nHm — 𓂀 stop?\n</think>\n\nSure.\n{CALL}"
 
 

@@ -23,36 +23,21 @@ from render_tier.protocol.errors import BadRequest, ContextRequired
 from render_tier.protocol.response_stream import ResponseStream
 from tests.render_tier.derendering.conftest import EOS, Client
 from tests.render_tier.derendering.test_forged_state import edited, retagged
+from tests.support.qwen3_answers import CALL, RESPONSES_TOOLS, THINK, call
 from tests.support.response_events import read
 
 Make = Callable[..., Client]
 
 PROGRESS = 16
 """Its place in a state."""
-TOOLS = [
-    {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False},
-    {"type": "custom", "name": "note"},
-    {
-        "type": "namespace",
-        "name": "crm",
-        "description": "Customers",
-        "tools": [{"type": "function", "name": "find"}],
-    },
-]
-THINK = "<think>\nHm — 𓂀.\n</think>\n\n"
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
 
 ANSWERS = {
     "answer": THINK + "The answer is 4.",
-    "call": THINK + call("f", '{"x": "a 𓂀 b"}'),
+    "call": THINK + CALL,
     "words and calls": THINK + "Sure.\n" + call("f", "{}") + "\n" + call("crm__find", '{"a": 1}'),
     "custom": THINK + call("note", r'{"input": "a \"q\" \u00e9 \ud83d\ude00\n b"}'),
     "unfinished reasoning": "<think>\nI am still",
-    "unfinished call": THINK + call("f", '{"x": "a 𓂀 b"}')[:50],
+    "unfinished call": THINK + CALL[:50],
     "no call after all": THINK + "<tool_call>{oops}</tool_call> so",
     "nothing": "",
 }
@@ -65,7 +50,7 @@ class Responses:
     derenderer: Derenderer
     encode: Callable[[str], list[int]]
     prompt: list[int]
-    request: dict[str, Any] = field(default_factory=lambda: {"input": "hi", "tools": TOOLS})
+    request: dict[str, Any] = field(default_factory=lambda: {"input": "hi", "tools": RESPONSES_TOOLS})
     request_id: str = "resp_1"
 
     def ask(self, **body: Any) -> Any:
@@ -307,7 +292,7 @@ def test_the_response_repeats_the_request(responses: Callable[..., Responses]) -
     }
     response = responses(asked).whole([1])
     assert {name: response[name] for name in asked} == asked
-    assert response["tools"] == TOOLS
+    assert response["tools"] == RESPONSES_TOOLS
     assert (response["store"], response["background"], response["top_p"]) == (False, False, 1.0)
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from render_tier.derendering import Derenderer, DerenderSettings
 from render_tier.protocol.errors import ApiError, BadRequest, ContextRequired
 from tests.render_tier.derendering.conftest import TOOLS, Client, Served, folded, unfolded
+from tests.support.qwen3_answers import CALL, THINK
 
 Make = Callable[..., Client]
 
-CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "a 𓂀 b"}}\n</tool_call>'
-TEXT = "<think>\nHm — 𓂀.\n</think>\n\nSure.\n" + CALL
+TEXT = THINK + "Sure.\n" + CALL
 
 
 def without_context(who: Client, ids: list[int], state: Any, **more: Any) -> Any:

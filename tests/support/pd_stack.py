@@ -33,7 +33,12 @@ LEASE_OVER_WITHIN = 60.0
 
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
 """SmolLM2's: layers, keys and values, heads, their size, float32."""
-WATCHED = {
+PATIENT = {
+    # An engine that computes on a busy machine answers a probe late; one that has died refuses it at once.
+    "health": {"timeout": 30.0},
+}
+"""Settings of each orchestrator."""
+WATCHED = PATIENT | {
     # 3 s, a tenth of the engines' own lease.
     "lease": {"engine_seconds": 4.5, "kv_bytes_per_token": KV_BYTES_PER_TOKEN},
     # One decode makes the next one wait with its KV held.
@@ -76,8 +81,9 @@ class Stack:
 @contextmanager
 def pd_stack(model: Path, log_dir: Path, **transfer: object) -> Iterator[Stack]:
     """``transfer`` as for `vllm.nixl_pair`."""
-    settings = log_dir / "watched.json"
-    settings.write_text(json.dumps(WATCHED))
+    patient, watchful = log_dir / "patient.json", log_dir / "watched.json"
+    patient.write_text(json.dumps(PATIENT))
+    watchful.write_text(json.dumps(WATCHED))
     with ExitStack() as exits:
         pair = exits.enter_context(vllm.nixl_pair(model, MODEL, log_dir, **transfer))
         boxes = [exits.enter_context(Middlebox(engine)) for engine in (pair.prefill, pair.decode)]
@@ -87,9 +93,9 @@ def pd_stack(model: Path, log_dir: Path, **transfer: object) -> Iterator[Stack]:
                 orchestrator_server("--render", render.url, *options, log_dir=log_dir, name=name)
             )
             for name, options in (
-                ("apart", ("--prefill", pair.prefill.url, "--decode", pair.decode.url)),
-                ("together", ("--decode", pair.decode.url)),
-                ("watched", ("--prefill", boxes[0].url, "--decode", boxes[1].url, "--config", settings)),
+                ("apart", ("--prefill", pair.prefill.url, "--decode", pair.decode.url, "--config", patient)),
+                ("together", ("--decode", pair.decode.url, "--config", patient)),
+                ("watched", ("--prefill", boxes[0].url, "--decode", boxes[1].url, "--config", watchful)),
             )
         )
         yield Stack(pair, render, apart, together, watched, *boxes)

@@ -18,6 +18,7 @@ BOUNDS: dict[str, Any] = {
     "server": {"header_bytes": 4096, "header_timeout": 0.3, "keepalive": 1.0},
     "timeouts": {"body": 0.3},
 }
+PATIENT: dict[str, Any] = {"server": {"keepalive": 1.0}}
 HEAD = b"POST " + CHAT.encode() + b" HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
 GOOD = b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}'
 
@@ -43,7 +44,7 @@ async def test_framing_that_could_be_read_in_two_ways_is_refused_and_the_connect
 
 async def test_a_good_request_of_bytes_is_answered_and_the_next_one_too(launch: Launch) -> None:
     """The cases above fail for their framing and for nothing else."""
-    async with launch(settings=BOUNDS) as stack:
+    async with launch(settings=PATIENT) as stack:
         request = HEAD + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD
         chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(GOOD) + GOOD + b"\r\n0\r\n\r\n"
         received = await exchange(port_of(stack), request + chunked + SMUGGLED)
@@ -52,7 +53,7 @@ async def test_a_good_request_of_bytes_is_answered_and_the_next_one_too(launch: 
 
 
 async def test_what_follows_a_request_that_closes_the_connection_is_not_done(launch: Launch) -> None:
-    async with launch(settings=BOUNDS) as stack:
+    async with launch(settings=PATIENT) as stack:
         first = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(GOOD) + GOOD
         received = await exchange(
             port_of(stack), first + HEAD + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD

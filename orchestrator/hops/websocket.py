@@ -107,14 +107,16 @@ class WebSocket(WSListener):
             return
         # The frame's own memory is used again for the next.
         payload = frame.get_payload_as_bytes()
-        if frame.fin and not self._parts:
-            owner.message(payload)
-            return
-        self._parts.append(payload)
         self._size += len(payload)
         if self._size > self._max_message_bytes:
             self._end()
-        elif frame.fin:
+            return
+        if frame.fin and not self._parts:
+            self._size = 0
+            owner.message(payload)
+            return
+        self._parts.append(payload)
+        if frame.fin:
             whole = b"".join(self._parts)
             self._parts, self._size = [], 0
             owner.message(whole)

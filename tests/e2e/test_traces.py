@@ -66,6 +66,9 @@ def check_tree(spans: list[Span], derender: str, members: dict[str, str]) -> Non
     assert not any(span.failed for span in spans)
     assert root.began <= hops["render"].began <= hops["render"].ended
     assert hops["render"].ended <= hops["prefill"].began <= hops["prefill"].ended <= hops["decode"].began
+    if derender.startswith("stream"):
+        # A stream is opened while the engines work.
+        assert hops["derender"].began <= hops["prefill"].ended
     for role, url in members.items():
         assert hops[role].attributes["pd.member"] == url
 

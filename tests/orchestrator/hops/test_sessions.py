@@ -110,6 +110,51 @@ async def test_calls_of_one_moment_share_a_message() -> None:
         assert link.streams == 0
 
 
+async def test_while_an_answer_is_awaited_frames_wait_for_others() -> None:
+    messages: list[list[int]] = []
+    release = asyncio.Event()
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            frames = json.loads(message.data)
+            messages.append([each["stream"] for each in frames])
+            await release.wait()
+            await socket.send_str(answers(frames))
+
+    async with pool_of(serve) as (pool, server):
+        link = await linked(pool, server)
+        first, second, third = (link.number() for _ in range(3))
+        calls = [link.call(frame(first))]
+        while not messages:
+            await asyncio.sleep(0)
+        calls.append(link.call(frame(second)))
+        await asyncio.sleep(0)
+        calls.append(link.call(frame(third)))
+        release.set()
+        await asyncio.gather(*calls)
+        assert messages == [[first], [second, third]]
+
+
+async def test_frames_do_not_wait_long_for_an_answer() -> None:
+    arrived: asyncio.Queue[list[int]] = asyncio.Queue()
+    over = asyncio.Event()
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            arrived.put_nowait([each["stream"] for each in json.loads(message.data)])
+        over.set()
+
+    async with pool_of(serve) as (pool, server):
+        link = await linked(pool, server)
+        calls = [link.call(frame(link.number()))]
+        assert await arrived.get() == [1]
+        calls.append(link.call(frame(link.number())))
+        assert await arrived.get() == [2], "although the first has no answer"
+        for call in calls:
+            call.cancel()
+    await over.wait()
+
+
 async def test_a_message_is_never_longer_than_a_server_takes() -> None:
     messages: list[int] = []
 

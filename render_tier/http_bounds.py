@@ -21,12 +21,10 @@ from render_tier.protocol.errors import ErrorBody, ErrorInfo
 TOO_LARGE = "The request's head is too large."
 
 
-def bounded_http(
-    head_bytes: int, head_seconds: float, base: type[HttpToolsProtocol] = HttpToolsProtocol
-) -> type[HttpToolsProtocol]:
+def bounded_http(head_bytes: int, head_seconds: float) -> type[HttpToolsProtocol]:
     """For uvicorn's option ``http``."""
     bounds = {"head_bytes": head_bytes, "head_seconds": head_seconds}
-    return type("BoundedHttp", (_BoundedHttp,) if base is HttpToolsProtocol else (_BoundedHttp, base), bounds)
+    return type("BoundedHttp", (_BoundedHttp,), bounds)
 
 
 class _BoundedHttp(HttpToolsProtocol):

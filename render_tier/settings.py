@@ -137,6 +137,8 @@ class Settings(BaseModel):
     """Smaller requests are answered on the event loop: a thread costs more than they do."""
     inline_chunk_bytes: int = Field(default=16384, ge=0)
     """The same for derender's calls with one chunk: most of a body is a request that is known already."""
+    inline_render_bytes: int = Field(default=49152, ge=0)
+    """The same for renders while nothing streams and no other is under way, with the fast tokenizer."""
     compression_min_bytes: int = Field(default=0, ge=0)
     """Size from which replies are compressed for clients that accept zstd or gzip; 0 for never."""
     compression_level: int = Field(default=1, ge=1, le=9)

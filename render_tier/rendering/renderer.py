@@ -11,7 +11,7 @@ from typing import Any
 
 from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
-from render_tier.model.engines import EngineSlot
+from render_tier.model.engines import EngineSlot, FastEngine
 from render_tier.protocol import responses_as_chat
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.anthropic_as_chat import as_chat
@@ -104,6 +104,13 @@ class Renderer:
         )
         self._native = self._prompts.native
         self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether prompts take few microseconds a kilobyte: written by a template, and encoded by the fast
+        engine alone."""
+        slow = self._native is not None or self._settings.escape_user_specials
+        return not slow and self.engine.name == FastEngine.name
 
     @property
     def writes_chats(self) -> bool:

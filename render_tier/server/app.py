@@ -16,6 +16,7 @@ from render_tier.protocol.errors import ApiError, NotFound, Unavailable
 from render_tier.server import metrics as metrics_module
 from render_tier.server.endpoints import build_endpoints
 from render_tier.server.hot_routes import HotRoutes
+from render_tier.server.idle_loop import IdleLoop
 from render_tier.server.metrics import build_metrics
 from render_tier.server.middleware import ApiKeys, RequestIdHeader, RequestMetrics
 from render_tier.server.openapi import describe_endpoints
@@ -59,7 +60,8 @@ def create_app(
     api = _small_routes(settings, runtime)
     describe_endpoints(api, list(endpoints.values()))
     sessions = Sessions(api, runtime, settings)
-    app: ASGIApp = HotRoutes(sessions, endpoints, runtime, settings)
+    idle_loop = IdleLoop(runtime, sessions.__len__, settings.inline_render_bytes)
+    app: ASGIApp = HotRoutes(sessions, endpoints, runtime, idle_loop, settings)
     if settings.otlp_traces_endpoint is not None:
         app = TracedRequests(app, runtime, endpoints)
     if settings.api_key:

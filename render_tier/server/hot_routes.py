@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.server.compression import ReplyCompression, decompress, encoding_of
 from render_tier.server.endpoints import Endpoint
+from render_tier.server.idle_loop import IdleLoop
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
 from render_tier.server.runtime import Runtime
@@ -32,9 +33,15 @@ class ClientGone(Exception):
 
 class HotRoutes:
     def __init__(
-        self, inner: ASGIApp, endpoints: Mapping[str, Endpoint], runtime: Runtime, settings: Settings
+        self,
+        inner: ASGIApp,
+        endpoints: Mapping[str, Endpoint],
+        runtime: Runtime,
+        idle_loop: IdleLoop,
+        settings: Settings,
     ) -> None:
         self._inner = inner
+        self._idle_loop = idle_loop
         self._endpoints = endpoints
         self._runtime = runtime
         self._settings = settings
@@ -79,8 +86,10 @@ class HotRoutes:
                     return self._compression.compressed(reply, reply_coding)
                 return reply
 
-            short = coding is None and len(body) <= self._inline_limit(endpoint, body)
-            if short and handle is endpoint.handle and endpoint.bounded:
+            if endpoint.pool == "derender":
+                self._idle_loop.streamed()
+            bounded = coding is None and handle is endpoint.handle and endpoint.bounded
+            if bounded and self._is_inline(endpoint, body):
                 return work()
             return await self._runtime.pools[endpoint.pool].run(work)
         except ApiError as error:
@@ -91,10 +100,13 @@ class HotRoutes:
             log.exception("request_failed", route=endpoint.path)
             return error_reply(ApiError("Internal server error"))
 
-    def _inline_limit(self, endpoint: Endpoint, body: bytes) -> int:
+    def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:
         settings = self._settings
-        chunk = endpoint.pool == "derender" and CHUNK in body[: settings.inline_chunk_bytes]
-        return settings.inline_chunk_bytes if chunk else settings.inline_body_bytes
+        if endpoint.pool == "derender" and CHUNK in body[: settings.inline_chunk_bytes]:
+            return len(body) <= settings.inline_chunk_bytes
+        if len(body) <= settings.inline_body_bytes:
+            return True
+        return endpoint.pool == "render" and self._idle_loop.takes(body)
 
     def _admit(self) -> None:
         if self._runtime.in_flight > self._settings.max_concurrency:

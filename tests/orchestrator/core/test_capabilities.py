@@ -48,6 +48,18 @@ def test_metrics_tell_the_cache() -> None:
     assert from_metrics(page.replace(b'"LBNHC"', b'"None"')).kv_layout is None
 
 
+def test_a_recorded_line_of_a_tokens_only_engine_is_read() -> None:
+    """vLLM 0.32 on a CPU; a layout that is not resolved is written as None."""
+    line = (
+        b'vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",'
+        b'cache_hit_alignment_tokens="None",effective_attention_block_size="128",enable_prefix_caching="True",'
+        b'engine="0",gpu_memory_utilization="0.92",hash_block_size="None",kv_cache_dtype_skip_layers="[]",'
+        b'kv_cache_layout="None",kv_cache_memory_bytes="268435456",num_gpu_blocks="2048",'
+        b'prefix_caching_hash_algo="sha256",user_specified_block_size="False"} 1.0\n'
+    )
+    assert from_metrics(line) == Facts(block_size=128, kv_dtype="auto")
+
+
 def test_only_an_engine_without_tokenizer_has_the_old_abort_route() -> None:
     assert from_abort_route(405) == Facts(tokens_only=True, structured_outputs=False)
     assert from_abort_route(404) == NOTHING

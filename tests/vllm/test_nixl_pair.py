@@ -184,3 +184,25 @@ async def test_continuous_usage(stack: Stack, prompts: list[list[int]]) -> None:
     for chunk in chunks:
         seen += sum(len(choice.get("token_ids") or []) for choice in chunk["choices"])
         assert chunk["usage"]["completion_tokens"] == seen
+
+
+# ---- what is known of the engines --------------------------------------------------------------------------
+
+
+async def test_what_engines_report_is_read_and_compared(stack: Stack, prompts: list[list[int]]) -> None:
+    await ask_all(stack.apart, prompts[:1], stream=False)
+    async with client(stack.apart) as http:
+        status = (await http.get(f"{stack.apart.url}/status")).json()
+    [prefill], [decode] = status["pools"]["prefill"], status["pools"]["decode"]
+    for engine in (prefill, decode):
+        assert engine["state"] == "in"
+        assert not any(difference["keeps_out"] for difference in engine["differences"])
+        facts = {name: fact["value"] for name, fact in engine["capabilities"].items() if fact["verified"]}
+        assert facts["max_model_len"] == 2048
+        assert facts["block_size"] == 128
+        assert facts["version"].startswith("0.32")
+        assert facts["tokens_only"] is True
+        assert facts["structured_outputs"] is False
+    assert prefill["capabilities"]["tensor_parallel"] == {"value": 1, "verified": True}, "from its answer"
+    assert prefill["capabilities"]["model"] == decode["capabilities"]["model"]
+    assert status["engine_limits"]["max_model_len"] == 2048

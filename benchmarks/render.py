@@ -203,8 +203,9 @@ def scenarios(quick: bool) -> Iterator[Scenario]:
             bodies = cold(text, tokens, counts[name])
             sample = {"0.5k": 40, "9k": 16, "72k": 4}[name]
             yield Scenario(f"{name} cold, {concurrency} at a time", bodies, concurrency, sample)
+    others = [conversation(text, 1, 0)[0] for _ in range(9)]
     bodies = conversation(text, 20, 2_000 if quick else 4_800)
-    yield Scenario("conversation, turn 1", bodies[:1], 1, 1)
+    yield Scenario("conversation, turn 1", [*others, bodies[0]], 1, 5)
     yield Scenario("conversation, turns 2 to 20", bodies[1:], 1, 6)
 
 
@@ -321,6 +322,12 @@ def stages(service: Service, bodies: Sequence[bytes]) -> dict[str, float]:
     return result
 
 
+def warm_up(server: ServerProcess) -> None:
+    """Every process and thread of the server pays for its first requests, of short and of longer prompts."""
+    run(server, cold(Text(), 300, 5), 1)
+    run(server, cold(Text(), 9_000, 32), 8)
+
+
 def http_alone(server: ServerProcess, bodies: Sequence[bytes], reply_bytes: dict[int, int]) -> float:
     """CPU milliseconds a request of a server that does nothing with it."""
     sized = [(body, {REPLY_BYTES: str(reply_bytes[place])}) for place, body in enumerate(bodies)]
@@ -343,7 +350,7 @@ def main() -> None:
             with each.make() as server:
                 if each.name.startswith(OURS):
                     await_fast_engine(server)
-                run(server, cold(Text(), 300, 5), 1)
+                warm_up(server)
                 results[each.name] = {
                     one.name: run(server, one.bodies, one.concurrency, one.sample if each.sampled else None)
                     for one in todo

@@ -1,6 +1,6 @@
 """When the event loop may do what is a thread's work otherwise: while nobody would wait for it.
 
-Handing a render of a millisecond or two to a thread and back costs half as much again, for two wake-ups,
+Handing a render of a millisecond or two to a thread and back costs 0.4 times as much again, for two wake-ups,
 waits for the interpreter lock, and the cold caches of another core. On the loop it would hold up open streams
 and other renders; so it is done there only when nothing streams and no render is under way, and one at a
 time: what arrived together with it finds a thread.

@@ -69,6 +69,9 @@ def alive(pid: int) -> bool:
 
 async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
     async with workers(tmp_path, 2, 0.0) as (server, _decode, _config):
+        # The first worker that is ready answers while the second one starts.
+        while len(set(re.findall(r'pd_in_flight\{worker="(\d+)"', await metrics(server)))) < 2:
+            pass
         pids = children(server.pid)
         assert len(pids) == 2
         for _ in range(12):

@@ -1,5 +1,5 @@
-"""Members from an API server that speaks the list and watch protocol of Kubernetes as it is documented and as
-a 1.30 server was recorded: chunked JSON lines, bookmarks, 410 in both places, tokens."""
+"""Members from an API server that speaks the documented list and watch protocol of Kubernetes: chunked JSON
+lines, bookmarks, 410 in both places, tokens."""
 
 from __future__ import annotations
 

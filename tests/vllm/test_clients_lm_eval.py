@@ -7,14 +7,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.support import vllm
 from tests.support.completions import MODEL
 from tests.support.pd_stack import Stack, everything_becomes_free
 from tests.support.processes import ServerProcess
@@ -97,13 +93,6 @@ def evaluate(server: ServerProcess, directory: Path) -> tuple[float, list[str]]:
     lines = [json.loads(line) for line in samples.read_text().splitlines()]
     answers = {line["doc"]["country"]: line["resps"][0][0] for line in lines}
     return scores["exact_match,word"], [answers[country] for country in CAPITALS]
-
-
-@pytest.fixture(scope="module")
-def coupled(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    process = vllm.start(vllm.coupled(smollm2_dir, MODEL, tmp_path_factory.mktemp("coupled")))
-    yield process
-    process.stop()
 
 
 def test_scores_and_answers_are_those_of_one_coupled_engine(

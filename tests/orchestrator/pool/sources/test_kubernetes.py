@@ -88,6 +88,10 @@ class Cluster:
             }
         )
 
+    async def is_watched(self) -> None:
+        while not self.watching:
+            await asyncio.sleep(0.005)
+
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         since = int(request.query["resourceVersion"])
         response = web.StreamResponse(headers={"Content-Type": "application/json;stream=watch"})
@@ -164,8 +168,7 @@ async def test_a_watch_that_ends_goes_on_where_it_was(tmp_path: Path) -> None:
         api.put("a", "10.0.0.1")
         async with followed(source) as told:
             await told.urls("http://10.0.0.1:8000")
-            while not api.watching:
-                await asyncio.sleep(0.005)
+            await api.is_watched()
             api.put("b", "10.0.0.2")
             await api.break_watches()
             await told.urls("http://10.0.0.1:8000", "http://10.0.0.2:8000")
@@ -178,8 +181,7 @@ async def test_a_version_that_is_too_old_begins_with_a_list(tmp_path: Path) -> N
         api.put("a", "10.0.0.1")
         async with followed(source) as told:
             await told.urls("http://10.0.0.1:8000")
-            while not api.watching:
-                await asyncio.sleep(0.005)
+            await api.is_watched()
             api.put("a", "10.0.0.7")
             api.forget_events()
             await api.break_watches()

@@ -5,6 +5,7 @@ Values come from flags, else from a ``--config`` TOML file, else from the defaul
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -54,6 +55,8 @@ def _serve(**given: Any) -> None:
         typer.echo(str(error), err=True)
         raise typer.Exit(EXIT_USAGE) from None
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Until the model is loaded nothing becomes garbage; the server turns the collector on when it is.
+    gc.disable()
     from render_tier.model import ModelLoadError
     from render_tier.server.shared_metrics import shared_metrics
 

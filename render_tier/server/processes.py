@@ -75,6 +75,7 @@ def _leave_to_the_end() -> None:
     stops every stream for 50 ms."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     keep_freed_memory()
 
 

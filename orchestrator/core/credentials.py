@@ -7,6 +7,7 @@ the last), there is none.
 from __future__ import annotations
 
 import ipaddress
+from base64 import b64decode
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
@@ -35,6 +36,21 @@ def shown_key(headers: Headers) -> bytes | None:
     if len(shown) > 1:
         raise Ambiguous("several credentials that differ")
     return next(iter(shown), None) or None
+
+
+def shown_password(headers: Headers) -> bytes | None:
+    """Of the one ``Authorization: Basic``, whatever its user name; None where there is none that can be
+    read."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, token = values[0].strip().partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return b64decode(token.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return None
 
 
 def from_this_machine(client: str | None, headers: Headers) -> bool:

@@ -19,6 +19,10 @@ class Recent:
     def add(self, value: float) -> None:
         self._values.append(value)
 
+    def last(self, count: int) -> list[float]:
+        """So many of them, or all where there are fewer, the oldest first."""
+        return list(self._values)[-count:]
+
     def quantiles(self, *shares: float) -> list[float] | None:
         """For each share the least value that so many of the kept ones do not exceed; None of nothing."""
         return quantiles(sorted(self._values), *shares)

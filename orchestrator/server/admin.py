@@ -10,14 +10,15 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from orchestrator.core.membership import Key
 from orchestrator.core.parity import Role
-from orchestrator.server.asking import require_operator
+from orchestrator.server.asking import STATUS_PATH, challenge, require_operator
 from orchestrator.server.services import Services
 from orchestrator.server.status import status
+from orchestrator.server.status_page import HEADERS, PAGE, wants_page
 from render_tier.protocol.errors import ApiError, BadRequest, NotFound
 
 MAX_BODY = 64 * 1024
@@ -32,7 +33,7 @@ class _Target(msgspec.Struct, forbid_unknown_fields=True):
 
 def admin_routes() -> list[Route]:
     return [
-        Route("/status", _guarded(_status)),
+        Route(STATUS_PATH, _guarded(_status)),
         Route("/admin/drain", _guarded(_drain), methods=["POST"]),
         Route("/admin/undrain", _guarded(_undrain), methods=["POST"]),
     ]
@@ -47,13 +48,17 @@ def _guarded(
             require_operator(request.scope, services.settings.server)
             return await handler(request, services)
         except ApiError as error:
-            return Response(error.encode(), error.status, media_type="application/json")
+            headers = {"WWW-Authenticate": challenge(request.scope)} if error.status == 401 else None
+            return Response(error.encode(), error.status, headers, media_type="application/json")
 
     return guarded
 
 
-async def _status(_request: Request, services: Services) -> Response:
-    return JSONResponse(status(services))
+async def _status(request: Request, services: Services) -> Response:
+    headers = {"Cache-Control": "no-store", "Vary": "Accept", "X-Content-Type-Options": "nosniff"}
+    if wants_page(request.headers.get("Accept", "")):
+        return HTMLResponse(PAGE, headers=headers | HEADERS)
+    return JSONResponse(status(services), headers=headers)
 
 
 async def _drain(request: Request, services: Services) -> Response:

@@ -10,11 +10,13 @@ from typing import Final
 from starlette.types import Scope
 
 from orchestrator.core.access import Access
-from orchestrator.core.credentials import Ambiguous, from_this_machine, shown_key
+from orchestrator.core.credentials import Ambiguous, from_this_machine, shown_key, shown_password
 from orchestrator.settings import Server
 from render_tier.protocol.errors import ApiError
 
 _ACCESS: Final = "orchestrator.access"
+
+STATUS_PATH: Final = "/status"
 
 _WISHES: Final = frozenset({"x-pd-explain", "x-pd-timing"})
 """Whose answers name members, to those who may see them."""
@@ -47,16 +49,34 @@ def require_operator(scope: Scope, server: Server) -> None:
     """Raises ``ApiError``, which says no more than what is missing."""
     key = server.admin_key
     if key is not None:
-        try:
-            shown = shown_key(scope["headers"]) or b""
-        except Ambiguous:
-            shown = b""
-        if not hmac.compare_digest(shown, key.get_secret_value().encode()):
+        if not hmac.compare_digest(_shown(scope), key.get_secret_value().encode()):
             raise ApiError("this needs the admin key as a bearer token", status=401, type="Unauthorized")
     elif not from_this_machine((scope["client"] or (None,))[0], scope["headers"]):
         raise ApiError(
             "this answers from other machines only when server.admin_key is set", status=403, type="Forbidden"
         )
+
+
+def challenge(scope: Scope) -> str:
+    """How a key may be shown where one is missing. Browsers ask their user for one only where it lets them
+    look: they would also send it along with what the pages of other sites make them do."""
+    return 'Basic realm="pd-orchestrator", charset="UTF-8"' if _is_looked_at(scope) else "Bearer"
+
+
+def _shown(scope: Scope) -> bytes:
+    try:
+        shown = shown_key(scope["headers"])
+    except Ambiguous:
+        return b""
+    if shown is None and _is_looked_at(scope):
+        shown = shown_password(scope["headers"])
+    return shown or b""
+
+
+def _is_looked_at(scope: Scope) -> bool:
+    """The request reads ``/status``, and so changes nothing."""
+    looks: bool = scope["path"] == STATUS_PATH and scope["method"] in ("GET", "HEAD")
+    return looks
 
 
 def is_operator(scope: Scope, server: Server) -> bool:

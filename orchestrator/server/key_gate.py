@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.core.access import Access
 from orchestrator.core.dialects import DIALECTS
-from orchestrator.server.asking import note_access, require_operator
+from orchestrator.server.asking import challenge, note_access, require_operator
 from orchestrator.server.authority import Authority, TooMany
 from orchestrator.server.endpoints import send_error
 from orchestrator.server.intake import client_id
@@ -63,7 +63,9 @@ class KeyGate:
         name = client_id({"x-request-id": headers.get(b"x-request-id", b"").decode("latin-1")})
         key = None if access is None else access.grant.name
         log.info("request refused", path=path[:200], client_id=name, key=key, cause=cause)
-        more = [(b"www-authenticate", b"Bearer"), (b"connection", b"close")] if error.status == 401 else []
+        more = []
+        if error.status == 401:
+            more = [(b"www-authenticate", challenge(scope).encode()), (b"connection", b"close")]
         dialect = DIALECTS["messages" if path.startswith("/v1/messages") else "chat"]
         await send_error(send, error, name, more, dialect=dialect)
 

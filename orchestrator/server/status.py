@@ -1,4 +1,5 @@
-"""``/status``: what this process knows of its members, queues and latencies, as one JSON object."""
+"""``/status``: what this process knows of its members, queues and latencies, as one JSON object. The page of
+``status_page`` shows it."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ from orchestrator.server.fleet import Followed
 from orchestrator.server.services import Services
 
 QUANTILES: Final = {"p50_ms": 0.5, "p99_ms": 0.99}
+
+LAST: Final = 60
+"""So many of the values that the quantiles are of, for a curve."""
 
 
 def status(services: Services) -> dict[str, Any]:
@@ -39,7 +43,11 @@ def status(services: Services) -> dict[str, Any]:
             for gate in services.admission.gates.values()
         },
         "latency": {
-            name: {"count": len(recent), **_milliseconds(recent.quantiles(*QUANTILES.values()))}
+            name: {
+                "count": len(recent),
+                **_quantiles(recent.quantiles(*QUANTILES.values())),
+                "last_ms": [_milliseconds(value) for value in recent.last(LAST)],
+            }
             for name, recent in services.metrics.recent.items()
         },
     }
@@ -68,7 +76,11 @@ def _source(followed: Followed) -> dict[str, Any]:
     }
 
 
-def _milliseconds(seconds: list[float] | None) -> dict[str, float | None]:
+def _quantiles(seconds: list[float] | None) -> dict[str, float | None]:
     if seconds is None:
         return dict.fromkeys(QUANTILES)
-    return {name: round(value * 1000, 3) for name, value in zip(QUANTILES, seconds, strict=True)}
+    return {name: _milliseconds(value) for name, value in zip(QUANTILES, seconds, strict=True)}
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

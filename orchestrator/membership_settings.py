@@ -95,6 +95,7 @@ class DeclaredFacts(Section):
     connector: str | None = None
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
     lease_seconds: Seconds | None = None
+    turn_seconds: Seconds | None = None
     version: str | None = None
     tokens_only: bool | None = None
     structured_outputs: bool | None = None

@@ -173,6 +173,17 @@ class Lease(Section):
     """Of the served model, over all its layers. When set, stranded KV is counted in bytes too."""
 
 
+class TurnSettings(Section):
+    """KV that a decode engine keeps after a turn is read by the prefill engine of the next one, where both
+    say that they can (vLLM's ``bidirectional_kv_xfer``; ``declared`` where they do not tell)."""
+
+    reuse: bool = True
+    fraction: Annotated[float, Field(gt=0, le=1)] = 2 / 3
+    """Our own deadline, as a fraction of the time that the engine keeps it."""
+    entries: Count = 10_000
+    """Turns that are remembered."""
+
+
 class PolicySettings(Section):
     held_kv: Literal["free", "lease"] = "free"
     """KV of a request given up between prefill and decode: pull it with a one-token decode, or let the lease
@@ -278,6 +289,7 @@ class Settings(Section):
     sessions: Sessions = Sessions()
     timeouts: Timeouts = Timeouts()
     lease: Lease = Lease()
+    turns: TurnSettings = TurnSettings()
     policy: PolicySettings = PolicySettings()
     limits: Limits = Limits()
     admission: Admission = Admission()

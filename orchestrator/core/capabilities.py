@@ -42,6 +42,9 @@ class Facts:
     """``kv_producer``, ``kv_consumer`` or ``kv_both``."""
     lease_seconds: float | None = None
     """How long prefilled KV is kept for a decode engine that does not come."""
+    turn_seconds: float | None = None
+    """How long a decode engine keeps a turn's KV for the next prefill. Of a prefill engine: that it can read
+    such KV."""
     version: str | None = None
     tokens_only: bool | None = None
     """The engine has no tokenizer."""
@@ -204,6 +207,7 @@ def from_server_info(body: bytes) -> Facts:
         connector=transfer.kv_connector if transfer is not None else None,
         kv_role=transfer.kv_role if transfer is not None else None,
         lease_seconds=_lease(transfer),
+        turn_seconds=_turn_seconds(transfer),
     )
 
 
@@ -222,6 +226,21 @@ def _lease(transfer: _TransferConfig | None) -> float | None:
     if isinstance(said, int | float) and said > 0:
         return float(said)
     return NIXL_LEASE if transfer.kv_connector.startswith("Nixl") else None
+
+
+NIXL_TURN: Final = 480.0
+"""Seconds; what vLLM's NIXL connector uses when nothing is set."""
+
+
+def _turn_seconds(transfer: _TransferConfig | None) -> float | None:
+    """The connector that pushes has no such transfer."""
+    if transfer is None or transfer.kv_connector != "NixlConnector":
+        return None
+    extra = transfer.kv_connector_extra_config or {}
+    said = extra.get("decoder_kv_blocks_ttl", NIXL_TURN)
+    if extra.get("bidirectional_kv_xfer") is not True or not isinstance(said, int | float) or said <= 0:
+        return None
+    return float(said)
 
 
 _CACHE_LINE: Final = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\} 1", re.MULTILINE)

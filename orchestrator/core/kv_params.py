@@ -27,6 +27,11 @@ ENGINE_ID_PREFIX: Final = "generate-tokens-"
 """Engines put this before the id that they are given."""
 
 
+def missing_fields(params: Mapping[str, Any]) -> list[str]:
+    """Of those without which an engine that is to pull KV hangs."""
+    return [name for name in REQUIRED_REMOTE_FIELDS if params.get(name) in (None, "", [])]
+
+
 def unusable(
     finish_reason: str | None, params: object, prompt_tokens: int, leg_id: str | None = None
 ) -> str | None:
@@ -41,8 +46,7 @@ def unusable(
         return f"prefill ended by {finish_reason!r}, not by length"
     if not isinstance(params, Mapping):
         return "prefill returned no kv_transfer_params"
-    missing = [name for name in REQUIRED_REMOTE_FIELDS if params.get(name) in (None, "", [])]
-    if missing:
+    if missing := missing_fields(params):
         return f"kv_transfer_params lack {', '.join(missing)}"
     if params.get("do_remote_prefill") is not True:
         return "kv_transfer_params do not ask for a remote prefill"

@@ -175,16 +175,21 @@ def unsupported_feature(sampling: Mapping[str, Any], capabilities: Iterable[str]
     return None
 
 
-def prefill_leg(prompt: RenderedPrompt, request_id: str, placement: Placement) -> dict[str, Any]:
+def prefill_leg(
+    prompt: RenderedPrompt, request_id: str, placement: Placement, turn: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Hop 2. It must end by length after one token, whatever the client asked for, or no KV is kept.
 
-    ``prompt_logprobs`` stay: prefill is where they are computed.
+    ``prompt_logprobs`` stay: prefill is where they are computed. ``turn``: params of KV that a decode engine
+    keeps of the prompt's beginning, to be read from there.
     """
     sampling = _own_sampling(prompt)
     for name in _TOKEN_ONLY_FIELDS:
         sampling.pop(name, None)
     sampling |= {"n": 1, "max_tokens": 1, "min_tokens": 0, "ignore_eos": True, "output_kind": _WHOLE}
-    return _leg(prompt, request_id, sampling, dict(PREFILL_PARAMS), placement, stream=False)
+    asks = {"do_remote_decode": True, "do_remote_prefill": False}
+    params = {**PREFILL_PARAMS, **(turn or {}), **asks}
+    return _leg(prompt, request_id, sampling, params, placement, stream=False)
 
 
 def decode_leg(
@@ -209,7 +214,7 @@ def decode_leg(
     seed = sampling.get("seed")
     if isinstance(seed, int):
         sampling["seed"] = _shifted_seed(seed, choice)
-    if not whole:
+    if not whole or kv_params is not None:
         sampling.pop("prompt_logprobs", None)
     return _leg(prompt, request_id, sampling, kv_params, placement, stream=not whole)
 

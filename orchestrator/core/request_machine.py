@@ -486,6 +486,14 @@ class RequestMachine:
             return Event.PREFILL_RETRY
         return self.after_unusable_prefill()
 
+    def after_unread_turn(self) -> Event:
+        """Which event a prefill is that could not read the kept KV of an earlier turn: it is sent again
+        without, and the attempt does not count."""
+        if self.state is State.RECALLING:
+            return Event.PREFILL_FAILED
+        self.prefill_attempts -= 1
+        return Event.PREFILL_RETRY
+
     def after_unusable_prefill(self) -> Event:
         """Which event a prefill is that answered without usable params."""
         if self.policy.prefill_failure == "recompute" and self.state is not State.RECALLING:

@@ -33,12 +33,21 @@ class DecodeStream:
     While paused nothing is read and ``take`` is not called; what one read of the socket held more is kept.
     """
 
-    def __init__(self, client: DecodeClient, url: str, body: bytes, headers: Mapping[str, str], take: Take):
+    def __init__(
+        self,
+        client: DecodeClient,
+        url: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        take: Take,
+        first_timeout: float,
+    ):
         self._client = client
         self._url = url
         self._body = body
         self._headers = headers
         self._take = take
+        self._first_timeout = first_timeout
         self._sse: SSEDecoder | None = None
         """From the moment that the answer is known to be an event stream."""
         self._status = 0
@@ -66,7 +75,7 @@ class DecodeStream:
         """
         client = self._client
         client.on_exchange(+1)
-        self._clock = IdleClock(client.first_timeout, client.idle_timeout, self._silent)
+        self._clock = IdleClock(self._first_timeout, client.idle_timeout, self._silent)
         try:
             self._connection = await client.connections.send(
                 "decode", "POST", self._url, self._body, self._headers, self
@@ -228,9 +237,17 @@ class DecodeClient:
         self.on_exchange = on_exchange
 
     def decode(
-        self, base_url: str, request: Mapping[str, Any], headers: Mapping[str, str], take: Take
+        self,
+        base_url: str,
+        request: Mapping[str, Any],
+        headers: Mapping[str, str],
+        take: Take,
+        *,
+        first_timeout: float | None = None,
     ) -> DecodeStream:
-        return DecodeStream(self, base_url + GENERATE, encode(request), headers, take)
+        """``first_timeout`` of this leg, where it is another."""
+        wait = self.first_timeout if first_timeout is None else first_timeout
+        return DecodeStream(self, base_url + GENERATE, encode(request), headers, take, wait)
 
 
 def _read(url: str, payload: bytes) -> EngineAnswer:

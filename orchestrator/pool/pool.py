@@ -80,6 +80,10 @@ class Pool:
         """Members no more, which still have something to do."""
         return self._leaving
 
+    def find(self, url: str) -> Member | None:
+        """Also one that is leaving."""
+        return self._members.get(url) or next((each for each in self._leaving if each.url == url), None)
+
     def join(self, url: str, generation: str = "") -> Member:
         """A new member; one that is leaving comes back as what it was."""
         back = [member for member in self._leaving if (member.url, member.generation) == (url, generation)]

@@ -24,7 +24,13 @@ class DecodeLeg(Leg):
     kind = "decode"
 
     def __init__(
-        self, run: Run, member: Member, leg_id: str, request: Mapping[str, Any], place: Place | None
+        self,
+        run: Run,
+        member: Member,
+        leg_id: str,
+        request: Mapping[str, Any],
+        place: Place | None,
+        first_timeout: float | None = None,
     ) -> None:
         super().__init__(run, member, leg_id)
         self._place = place
@@ -39,7 +45,11 @@ class DecodeLeg(Leg):
         self._gaps = run.exchange.timing.gaps
         self._histogram = self.services.metrics.inter_token
         self._stream = self.services.decode_client.decode(
-            member.url, request, run.exchange.engine_headers(self.span), self._take
+            member.url,
+            request,
+            run.exchange.engine_headers(self.span),
+            self._take,
+            first_timeout=first_timeout,
         )
 
     async def carry_out(self) -> None:
@@ -134,6 +144,8 @@ class DecodeLeg(Leg):
         if choice.finish_reason is not None:
             self._finish_seen = True
         run.take_output(output)
+        if choice.finish_reason is not None and answer.kv_transfer_params is not None:
+            run.keep_turn(self.member, answer.kv_transfer_params)
 
     def _take_notes(self, answer: EngineAnswer) -> None:
         """What the engine counts; in P/D mode prefill has said what was cached."""

@@ -182,6 +182,18 @@ class Metrics:
         self.freed = Counter(
             "pd_freed_kv", "Held KV of given-up runs that a one-token decode pulled.", registry=registry
         )
+        self.kept_turns = Counter(
+            "pd_kept_turns",
+            "Decodes that left KV for the next turn, by result.",
+            ["result"],
+            registry=registry,
+        )
+        self.turn_reuse = Counter(
+            "pd_turn_reuse",
+            "Prefills that asked for a kept turn's KV, by result.",
+            ["result"],
+            registry=registry,
+        )
         self.queue_seconds = Histogram(
             "pd_queue_seconds",
             "Time until a place at a gate.",

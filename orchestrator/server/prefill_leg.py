@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
-from orchestrator.hops.errors import Failed, HopError, TimedOut
+from orchestrator.hops.errors import Failed, HopError, Overloaded, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Place
@@ -22,9 +23,18 @@ if TYPE_CHECKING:
 class PrefillLeg(Leg):
     kind = "prefill"
 
-    def __init__(self, run: Run, member: Member, leg_id: str, place: Place | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        member: Member,
+        leg_id: str,
+        place: Place | None,
+        turn: Mapping[str, Any] | None,
+    ) -> None:
+        """``turn``: params of kept KV that the prompt goes on from."""
         super().__init__(run, member, leg_id)
         self._prompt = run.leg_prompt
+        self._turn = turn
         self._place = place
 
     async def carry_out(self) -> None:
@@ -59,7 +69,7 @@ class PrefillLeg(Leg):
         call = asyncio.create_task(
             services.prefill_client.prefill(
                 self.member.url,
-                legs.prefill_leg(self._prompt, self.leg_id, run.placement),
+                legs.prefill_leg(self._prompt, self.leg_id, run.placement, self._turn),
                 run.exchange.engine_headers(self.span, limit),
                 limit + services.settings.timeouts.cleanup,
             )
@@ -85,6 +95,11 @@ class PrefillLeg(Leg):
         run, services = self.run, self.services
         if error.answer_lost:
             self._note_left("prefill_unanswered")
+        if self._turn is not None and error.answered and not isinstance(error, Overloaded):
+            services.kept_turns.note_unread(self.member, error.detail)
+            self.span.end(error)
+            run.post(run.machine.after_unread_turn(), error)
+            return
         if not run.recalling:
             self.note_failure(services.prefill_pool, error)
         event = run.machine.after_prefill_failure(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -69,6 +69,7 @@ class Run:
         self._place: Place | None = None
         self._decode_member: Member | None = None
         """Chosen for the next decode leg."""
+        self._asked_for_turn = False
         self._predicted: dict[str, Candidate] = {}
         self._kv = HeldKv(services, self._lease_ended)
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -168,6 +169,12 @@ class Run:
         if self.pump is not None:
             self.pump.put(output)
 
+    def keep_turn(self, member: Member, params: dict[str, Any]) -> None:
+        """Decode on ``member`` has ended, all of its output has been taken, and it keeps the KV."""
+        if self._may_keep_turn(member):
+            kept, tenant = self._services.kept_turns, self.exchange.who.tenant
+            kept.keep(tenant, member, self.whole_prompt, self.output.token_ids, params)
+
     # ---- effects -------------------------------------------------------------------------------------------
 
     def _start_render(self) -> None:
@@ -193,7 +200,7 @@ class Run:
             self.post(self.machine.after_unusable_prefill(), nobody)
             return
         self.exchange.generation.settle(member.generation)
-        self._begin(PrefillLeg(self, member, self._new_id("p"), self._place))
+        self._begin(PrefillLeg(self, member, self._new_id("p"), self._place, self._earlier_turn(member)))
         self._prepare_output()
 
     def _hold_kv(self) -> None:
@@ -250,8 +257,13 @@ class Run:
             self._kv.stop_timer()
         kv_params, leg_id = self._kv.take_params(self._new_id("d"))
         whole = prompt.wants_prompt_logprobs and not self.machine.uses_prefill
-        request = legs.decode_leg(prompt, leg_id, self.choice, kv_params, self.placement, whole=whole)
-        self._begin(DecodeLeg(self, member, leg_id, request, self._place))
+        # Engines tell what they keep of a turn in whole answers only, which take as long as the request may.
+        keeps = kv_params is not None and self._may_keep_turn(member)
+        request = legs.decode_leg(
+            prompt, leg_id, self.choice, kv_params, self.placement, whole=whole or keeps
+        )
+        patience = self._services.settings.timeouts.request if keeps else None
+        self._begin(DecodeLeg(self, member, leg_id, request, self._place, patience))
         self._prepare_output()
 
     def _start_freeing(self) -> None:
@@ -333,6 +345,19 @@ class Run:
         self.exchange.fail(self._error or ApiError("the request failed"))
 
     # ---- small parts ---------------------------------------------------------------------------------------
+
+    def _earlier_turn(self, member: Member) -> Mapping[str, Any] | None:
+        """Asked for once, by the first choice: further ones find the prompt in the engine's cache."""
+        if self._asked_for_turn or self.choice:
+            return None
+        self._asked_for_turn = True
+        return self._services.kept_turns.take(self.exchange.who.tenant, member, self.leg_prompt)
+
+    def _may_keep_turn(self, member: Member) -> bool:
+        """Not what is looked at as it comes."""
+        if self.exchange.needs_chunks(self.whole_prompt):
+            return False
+        return self._services.kept_turns.kept_by(member) > 0
 
     def _prepare_output(self) -> None:
         """Derender reads the request while the engines work."""

@@ -37,6 +37,7 @@ from orchestrator.server.admission import Admission
 from orchestrator.server.drains import Drains
 from orchestrator.server.fleet import Fleet, FleetLimits
 from orchestrator.server.integrity import Integrity
+from orchestrator.server.kept_turns import KeptTurns
 from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.sources import declared_facts, fixed_members, sources
@@ -101,6 +102,9 @@ class Services:
         self.decode_pool = self._pool("decode", settings.selection.decode)
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
+        self.kept_turns = KeptTurns(
+            settings.turns, self.decode_pool, self.metrics, self.used_params, self.now
+        )
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(
             settings.admission,

@@ -28,6 +28,9 @@ COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
 
 
+BLOCK_SIZE = 16
+"""Tokens in a block of an engine's KV."""
+
 MESSAGE_STOPS = {
     ("length", False): "max_tokens",
     ("stop", False): "end_turn",
@@ -136,6 +139,10 @@ class Tier:
         self.violations: list[str] = []
         """What a real engine would have answered with status 200 and wrong text."""
         self.dead = False
+        self.keeps_turns = False
+        """As a decode engine with bidirectional transfer."""
+        self.kept: dict[str, list[int]] = {}
+        """KV of ended decodes by remote request id: the IDs it was computed from."""
         self.pushes = False
         """KV goes to the decode that has the id of the prefill."""
         self._earlier_params: dict[str, Any] | None = None
@@ -155,9 +162,31 @@ class Tier:
             "remote_host": "127.0.0.1",
             "remote_port": 5600,
             "tp_size": self.facts.get("parallel_config", {}).get("tensor_parallel_size", 1),
-            "remote_num_tokens": len(self.held[request_id]),
+            "remote_num_tokens": len(self.held.get(request_id, ())),
             "transfer_mode": "push" if self.pushes else "pull",
         }
+
+    def turn_params(self, request_id: str) -> dict[str, Any]:
+        """Of KV that is kept for the next turn's prefill; the expiry is by a clock of the engine's own."""
+        tokens = len(self.kept[request_id])
+        return {
+            **self.params(request_id),
+            "do_remote_prefill": False,
+            "do_remote_decode": True,
+            "remote_block_ids": [list(range(-(-tokens // BLOCK_SIZE)))],
+            "remote_num_tokens": tokens,
+            "remote_blocks_expiry_time": 1.5,
+        }
+
+    def _read_turn(self, params: dict[str, Any], token_ids: list[int]) -> None:
+        """Read a decode engine's KV as a prefill engine does."""
+        source = self.peers[params["remote_engine_id"]]
+        kept = source.kept.pop(params["remote_request_id"], None)
+        if kept is None or source.dead:
+            raise web.HTTPInternalServerError(text="there is no such KV")
+        covered = params["remote_num_tokens"]
+        if params["remote_blocks_expiry_time"] != 1.5 or token_ids[:covered] != kept[:covered]:
+            self.violations.append(f"{kept} is not the KV of the beginning of {token_ids}")
 
     async def _pause(self) -> None:
         if not self.hold.is_set():
@@ -248,6 +277,8 @@ class Tier:
         if params.get("do_remote_decode"):
             assert sampling["max_tokens"] == 1
             assert sampling["ignore_eos"] is True
+            if params.get("remote_block_ids"):
+                self._read_turn(params, body["token_ids"])
             self.held[engine_id] = body["token_ids"]
             params = self.params(engine_id)
             if isinstance(fault, Reused) and self._earlier_params is not None:
@@ -258,6 +289,10 @@ class Tier:
             self.prefilled.set()
         elif params.get("do_remote_prefill"):
             self._pull(params, body["token_ids"], engine_id)
+            if self.keeps_turns:
+                # The last token's KV is never computed.
+                self.kept[engine_id] = body["token_ids"] + tokens[:-1]
+                answer["kv_transfer_params"] = self.turn_params(engine_id)
         if isinstance(fault, Answer):
             answer |= fault.fields
             if fault.finish_reason is not None:

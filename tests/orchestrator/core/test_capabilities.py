@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,24 @@ def test_the_whole_configuration_tells_everything() -> None:
     info["vllm_config"]["kv_transfer_config"]["kv_connector_extra_config"] = {}  # type: ignore[index]
     assert from_server_info(json.dumps(info).encode()).lease_seconds == 30.0
     info["vllm_config"]["kv_transfer_config"] = None
+    assert from_server_info(json.dumps(info).encode()).turn_seconds is None
     assert from_server_info(json.dumps(info).encode()).connector is None
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra", "seconds"),
+    [
+        ("NixlConnector", {"bidirectional_kv_xfer": True}, 480.0),
+        ("NixlConnector", {"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": 60}, 60.0),
+        ("NixlConnector", {"bidirectional_kv_xfer": False, "decoder_kv_blocks_ttl": 60}, None),
+        ("NixlConnector", {}, None),
+        ("NixlPushConnector", {"bidirectional_kv_xfer": True}, None),
+    ],
+)
+def test_how_long_a_turn_is_kept(connector: str, extra: dict[str, Any], seconds: float | None) -> None:
+    transfer = {"kv_connector": connector, "kv_connector_extra_config": extra}
+    info = {"vllm_config": {"kv_transfer_config": transfer}}
+    assert from_server_info(json.dumps(info).encode()).turn_seconds == seconds
 
 
 def test_ready_version_and_transfer_params() -> None:

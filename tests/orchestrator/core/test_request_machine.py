@@ -338,6 +338,15 @@ def test_prefill_failures() -> None:
     assert machine.after_prefill_failure(retry_safe=True, client_fault=False) is Event.PREFILL_FAILED
 
 
+def test_a_prefill_that_could_not_read_a_kept_turn_is_sent_again_uncounted() -> None:
+    machine = RequestMachine(Policy(prefill_attempts=1))
+    machine.feed(Event.RENDERED)
+    machine.feed(machine.after_unread_turn())
+    assert (machine.state, machine.prefill_attempts) == (State.PREFILLING, 1)
+    machine.feed(Event.CLIENT_GONE)
+    assert machine.after_unread_turn() is Event.PREFILL_FAILED
+
+
 def test_recompute_policy_never_hides_a_client_fault() -> None:
     machine = RequestMachine(Policy(prefill_failure="recompute", prefill_attempts=1))
     machine.feed(Event.RENDERED)

@@ -69,7 +69,7 @@ vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3
 
 test-vllm: models ## the tests against a real vLLM
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && LM_EVAL_ENV="$$(scripts/lm_eval_env.sh)" && export VLLM_ENV LM_EVAL_ENV && \
-	  $(BIN)/pytest -m vllm tests/vllm $(ARGS)
+	  $(BIN)/pytest -n 2 --dist loadfile -m vllm tests/vllm $(ARGS)
 
 bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine, bench-pd_real
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)

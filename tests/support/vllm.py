@@ -19,14 +19,8 @@ READY_WITHIN = 240.0
 SYSTEM_START_DATE = "2025-08-05"
 """The date that gpt-oss is told, so that its prompts are the same every day."""
 
-ENGINE_OPTIONS = (
-    "--tokens-only",
-    "--dtype", "float32",  # bfloat16 on a CPU is not stable bit for bit, even against itself
-    "--max-model-len", "4096",
-    "--max-num-seqs", "8",
-    "--enforce-eager",
-    "--kv-cache-memory-bytes", "1073741824",
-)  # fmt: skip
+ENGINE_OPTIONS = (*vllm_cpu.PAIR_OPTIONS, "--max-model-len", "4096", "--kv-cache-memory-bytes", "1073741824")
+"""Those of a pair with more room: the later of two equal flags counts."""
 
 RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 """Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""

@@ -68,6 +68,8 @@ class Settings(BaseModel):
     Mistral's where the repository has Mistral's own layout."""
     tokenizer_engine: Literal["auto", "tokenizers"] = "auto"
     """What encodes prompts: "auto" is the fast engine once it is loaded and gives the same IDs."""
+    continuation_renders: int = Field(default=24, ge=0)
+    """Renders that a request whose continuation is refused may cost, to find the message that differs."""
     prompt_cache_bytes: int = Field(default=64 * MIB, ge=0)
     """Memory per process for token IDs of parts of earlier prompts; 0 for none."""
     max_logprobs: int = Field(default=20, ge=-1)

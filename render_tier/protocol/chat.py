@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Strict
 
 from render_tier.protocol.messages import check_messages
 from render_tier.protocol.request_fields import (
@@ -77,6 +79,14 @@ class ChatTemplateFields(RequestModel):
     mm_processor_kwargs: dict[str, Any] | None = None
 
 
+class Continuation(RequestModel):
+    """Ours: the turn before, as the model saw and wrote it. ``output_token_ids`` are the engine's, with the
+    stop token if there was one."""
+
+    prompt_token_ids: list[Annotated[int, Strict()]]
+    output_token_ids: list[Annotated[int, Strict()]]
+
+
 class ChatCompletionRequest(SamplingFields, ChatTemplateFields):
     logprobs: bool | None = False
     top_logprobs: TopLogprobs = 0
@@ -89,6 +99,9 @@ class ChatCompletionRequest(SamplingFields, ChatTemplateFields):
     parallel_tool_calls: bool | None = True
     documents: list[dict[str, str]] | None = None
     return_prompt_text: bool | None = None
+    continuation: Continuation | None = None
+    continuation_strict: bool = False
+    """Ours: refuse what does not go on from the IDs of ``continuation``, instead of rendering it whole."""
 
     @classmethod
     def parse(cls, data: dict[str, Any], *, max_stop_strings: int = 4) -> ChatCompletionRequest:

@@ -87,6 +87,20 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool = False
 
 
+class ContinuationReport(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Ours: what became of a chat request's ``continuation``."""
+
+    exact: bool
+    """The prompt begins with all of the IDs given, and spells what a whole render spells."""
+    kept_tokens: int
+    """How many of the IDs given the prompt begins with."""
+    reason: str | None = None
+    """Why it is not exact: one of `rendering.continuation_reasons.REASONS`."""
+    message: int | None = None
+    """Index of the message that differs."""
+    detail: str | None = None
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The render reply and the generate request. ``kv_transfer_params`` stays a plain dict: it is opaque."""
 
@@ -111,6 +125,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ec_transfer_params: dict[str, Any] | None = None
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Ours (ignored by vLLM): what render repaired in the request, such as malformed history arguments."""
+    continuation: ContinuationReport | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct):

@@ -20,9 +20,9 @@ class Rendered:
         """The GenerateRequest as JSON; ``compact``: with ``token_ids`` as `PromptIds.base64`."""
         fields = {name: getattr(self.request, name) for name in self.request.__struct_fields__}
         fields["token_ids"] = self.ids.base64() if compact else msgspec.Raw(self.ids.json())
-        if fields["warnings"] is msgspec.UNSET:
-            del fields["warnings"]
-        return msgspec.json.encode(fields)
+        return msgspec.json.encode(
+            {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+        )
 
     def generate_request(self) -> GenerateRequest:
         return msgspec.structs.replace(self.request, token_ids=self.ids.to_list())

@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from render_tier.core.formats import reasoning_format, starts_with_reasoning, tool_format
 from render_tier.model import ModelAssets
 from render_tier.model.engines import EngineSlot, FastEngine
@@ -18,7 +20,7 @@ from render_tier.protocol.anthropic_as_chat import as_chat
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest, Prompt
 from render_tier.protocol.errors import BadRequest, NotFound
-from render_tier.protocol.generate import GenerateRequest, StreamOptions
+from render_tier.protocol.generate import ContinuationReport, GenerateRequest, StreamOptions
 from render_tier.protocol.request_fields import SamplingFields
 from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import (
@@ -30,6 +32,7 @@ from render_tier.protocol.tokenize import (
 )
 from render_tier.rendering.chat_prompts import ChatPrompts, encode_options
 from render_tier.rendering.constraints import requested_constraint, with_tool_choice
+from render_tier.rendering.continuation_prompts import ContinuedPrompts
 from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation
 from render_tier.rendering.guarded_chat import guarded_encoder
@@ -103,6 +106,13 @@ class Renderer:
             guarded,
         )
         self._native = self._prompts.native
+        self._continued = ContinuedPrompts(
+            self._encoder,
+            assets.vocabulary,
+            self.engine,
+            reasoning_start=None if self._reasoning is None else self._reasoning.start,
+            max_renders=settings.continuation_renders,
+        )
         self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))
 
     @property
@@ -184,6 +194,7 @@ class Renderer:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
         self._prompts.check_fields(request)
         refuse_media_options(request)
+        self._continued.check(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if self._native is None or self._native.cuts_to_fit:
             self._sampling.check_asked(asked, asked_field)
@@ -192,6 +203,14 @@ class Renderer:
         prompt = self._prompts.reused(request)
         if prompt is None:
             prompt, warnings = self._prompts.prompt(request, kwargs, reserve_output=bool(asked))
+        report: ContinuationReport | UnsetType = UNSET
+        if request.continuation is not None:
+            prompt, report = self._continued.prompt(
+                request,
+                request.continuation,
+                prompt,
+                lambda other: self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0],
+            )
         rules = self._output_rules(request, kwargs, prompt.ids)
         params = self._sampling.build(
             request,
@@ -203,6 +222,7 @@ class Renderer:
         generate.reasoning_ended = rules.reasoning_ended
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
+        generate.continuation = report
         if warnings:
             generate.warnings = warnings
         return Rendered(generate, prompt.ids)

@@ -39,6 +39,8 @@ class RenderSettings:
     """Length of any text that a template builds."""
     request_templates: int = 32
     """Compiled request templates kept."""
+    continuation_renders: int = 24
+    """Renders that may be spent on finding the message in which a refused continuation differs."""
     prompt_cache_bytes: int = 64 * 1024 * 1024
     """Memory for token IDs of parts of earlier prompts; 0 for none."""
 

@@ -132,6 +132,7 @@ def _render_settings(settings: Settings) -> RenderSettings:
         max_prompts=settings.max_prompts,
         max_template_seconds=settings.max_template_seconds,
         max_template_chars=settings.max_template_chars,
+        continuation_renders=settings.continuation_renders,
         prompt_cache_bytes=settings.prompt_cache_bytes,
     )
 

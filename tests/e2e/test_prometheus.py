@@ -64,10 +64,9 @@ def ask(prometheus: ServerProcess, path: str, **parameters: str) -> Any:
     return reply.json()["data"]
 
 
-def finds_something(prometheus: ServerProcess, query: str) -> bool:
-    """Series, of which at least one has a number."""
-    found = ask(prometheus, "query", query=query)["result"]
-    return any(math.isfinite(float(series["value"][1])) for series in found)
+def values(prometheus: ServerProcess, query: str) -> list[float]:
+    """Of each series that it finds, now."""
+    return [float(series["value"][1]) for series in ask(prometheus, "query", query=query)["result"]]
 
 
 def test_the_documented_queries_find_what_a_live_system_does(
@@ -86,7 +85,7 @@ def test_the_documented_queries_find_what_a_live_system_does(
             assert part.choices
         httpx.post(f"{render_tier.url}/v1/chat/completions/render", json=long).raise_for_status()
         time.sleep(0.5)  # a scrape
-        silent = {query for query in silent if not finds_something(prometheus, query)}
+        silent = {query for query in silent if not any(map(math.isfinite, values(prometheus, query)))}
 
     jobs = {target["labels"]["job"] for target in ask(prometheus, "targets")["activeTargets"]}
     assert jobs == {"orchestrator", "render-tier"}
@@ -95,8 +94,6 @@ def test_the_documented_queries_find_what_a_live_system_does(
     assert families - set(ask(prometheus, "metadata")) == set()
     assert len(families) > 40
     answered = metric(orchestrator.url, "pd_requests_total")
-    while (
-        float(ask(prometheus, "query", query="sum(pd_requests_total)")["result"][0]["value"][1]) != answered
-    ):
+    while [answered] != values(prometheus, "sum(pd_requests_total)"):
         assert time.monotonic() < end, answered
         time.sleep(0.1)

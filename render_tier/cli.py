@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from render_tier import __version__
 from render_tier.settings import Settings
+from render_tier.tls_files import UnusableFile, check_authorities, check_identity
 
 API_KEY_VARIABLES = ("RENDER_TIER_API_KEY", "VLLM_API_KEY")
 STATE_KEYS_VARIABLE = "RENDER_TIER_STATE_KEYS"
@@ -46,6 +47,7 @@ def version() -> None:
 def _serve(**given: Any) -> None:
     try:
         settings = settings_from(given)
+        check_files(settings)
     except ValidationError as error:
         for fault in error.errors():
             flag = ".".join(str(part) for part in fault["loc"]) or "settings"
@@ -71,6 +73,20 @@ def _serve(**given: Any) -> None:
             typer.echo(str(error), err=True)
             code = EXIT_LOAD_FAILED
     raise typer.Exit(code)
+
+
+def check_files(settings: Settings) -> None:
+    """Those of TLS. Raises ``ValueError``, which names flag and file."""
+    try:
+        if settings.ssl_certfile is not None:
+            check_identity(settings.ssl_certfile, settings.ssl_keyfile)
+    except UnusableFile as error:
+        raise ValueError(f"--ssl-certfile, --ssl-keyfile: {error}") from error
+    try:
+        if settings.ssl_ca_certs is not None:
+            check_authorities(settings.ssl_ca_certs)
+    except UnusableFile as error:
+        raise ValueError(f"--ssl-ca-certs: {error}") from error
 
 
 def settings_from(given: dict[str, Any]) -> Settings:

@@ -165,10 +165,13 @@ def test_workers_serve_over_tls(ca: Authority, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"server": {"tls": {"certificate": "/nowhere", "key": "/nowhere"}}}, "server.tls"),
+        (
+            {"server": {"tls": {"certificate": "/nowhere", "key": "/nowhere"}}},
+            "server.tls: /nowhere: No such file",
+        ),
         ({"server": {"tls": {"certificate": "/nowhere"}}}, "go together"),
         ({"server": {"tls": {"client_ca": "/nowhere"}}}, "client_ca needs"),
-        ({"members": {"tls": {"ca": "/nowhere"}}}, "members.tls"),
+        ({"members": {"tls": {"ca": "/nowhere"}}}, "members.tls: /nowhere: No such file"),
         ({"members": {"tls": {"key": "/nowhere"}}}, "go together"),
     ],
 )

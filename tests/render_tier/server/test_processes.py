@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.certificates import Authority
 from tests.support.processes import BIN, ServerFailed, render_tier_server
 
 CHAT = "/v1/chat/completions/render"
@@ -110,6 +111,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--max-model-len", "0"), "max_model_len"),
         (("--nope",), "No such option"),
         (("--config", "/nonexistent.toml"), "nonexistent"),
+        (("--ssl-certfile", "/no/crt", "--ssl-keyfile", "/no/key"), "--ssl-keyfile: /no/crt: No such file"),
+        (("--ssl-certfile", __file__), "ssl_certfile and ssl_keyfile go together"),
     ],
 )
 def test_wrong_settings_are_named(arguments: tuple[str, ...], message: str) -> None:
@@ -117,3 +120,21 @@ def test_wrong_settings_are_named(arguments: tuple[str, ...], message: str) -> N
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_certificates_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    one, other = authority.pair("127.0.0.1"), authority.pair("localhost")
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    identity = ("--ssl-certfile", str(one.certificate), "--ssl-keyfile")
+    for arguments, named in (
+        ((*identity, str(other.key)), other.key),
+        ((*identity, str(empty)), empty),
+        ((*identity, "/no/key"), Path("/no/key")),
+        ((*identity, str(one.key), "--ssl-ca-certs", str(empty)), empty),
+        ((*identity, str(one.key), "--ssl-ca-certs", str(tmp_path)), tmp_path),
+    ):
+        done = run("serve", "/some/model", *arguments)
+        [line] = done.stderr.splitlines()
+        assert (done.returncode, str(named) in line) == (2, True), line

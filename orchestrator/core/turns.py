@@ -89,7 +89,8 @@ def checked(params: Mapping[str, Any], known_tokens: int, block_size: int) -> tu
     params that a prefill engine may be given. Raises ``UnusableTurn``.
 
     A reader pairs the ends of both engines' block lists, so a list that is longer than the tokens need would
-    be read shifted: it is cut to what they need.
+    be read shifted: it is cut to what they need. Where there are several groups (sliding windows, of which
+    only the end is kept), nothing is cut, and the longest must have what they need.
     """
     if params.get("do_remote_decode") is not True:
         raise UnusableTurn("the params offer nothing to a prefill engine")
@@ -98,12 +99,12 @@ def checked(params: Mapping[str, Any], known_tokens: int, block_size: int) -> tu
     tokens, groups = params.get("remote_num_tokens"), params["remote_block_ids"]
     if type(tokens) is not int or not 0 < tokens <= known_tokens:
         raise UnusableTurn(f"the params cover {tokens} tokens, {known_tokens} are known")
-    if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], list):
-        raise UnusableTurn("the KV is not one group of blocks")
-    needed = -(-tokens // block_size)
-    if len(groups[0]) < needed:
-        raise UnusableTurn(f"{tokens} tokens need {needed} blocks, the params name {len(groups[0])}")
-    return tokens, {**params, "remote_block_ids": [groups[0][:needed]]}
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise UnusableTurn("the blocks are not lists of groups")
+    needed, longest = -(-tokens // block_size), max(map(len, groups))
+    if longest < needed or (longest > needed and len(groups) > 1):
+        raise UnusableTurn(f"{tokens} tokens need {needed} blocks, the params name {longest}")
+    return tokens, {**params, "remote_block_ids": [group[:needed] for group in groups]}
 
 
 class Turns:

@@ -119,6 +119,7 @@ def test_variables_are_those_of_vllm(real: dict[str, Any]) -> None:
 def test_metrics_and_settings_of_the_connector_are_vllms(real: dict[str, Any]) -> None:
     metrics = {re.sub("_(sum|total)$", "", name) for name in re.findall(r"`(vllm:\w+)", ENGINES)}
     settings = {"kv_lease_duration", "engine_ttl", "bidirectional_kv_xfer", "decoder_kv_blocks_ttl"}
+    settings.add("kv_recompute_threshold")
     assert len(metrics) >= 6
     assert settings <= set(re.findall(r"`(\w+)`", ENGINES))
     assert not [name for name in metrics | settings if name not in real["source"]]
@@ -145,9 +146,10 @@ def help_of(program: str, *words: str) -> str:
 
 
 def test_settings_of_the_orchestrator_are_settings() -> None:
-    [block] = re.findall(r"^```toml\n(.*?)^```", ENGINES, re.M | re.S)
-    settings = Settings.model_validate(tomllib.loads(block))
-    assert settings.lease.engine_seconds == 60
+    blocks = re.findall(r"^```toml\n(.*?)^```", ENGINES, re.M | re.S)
+    apart, turns = (Settings.model_validate(tomllib.loads(block)) for block in blocks)
+    assert apart.lease.engine_seconds == 60
+    assert f'"decoder_kv_blocks_ttl": {turns.declared.engines.turn_seconds:.0f}' in ENGINES
     known = Settings.model_validate({}).model_dump()
     for section, name in re.findall(r"`(policy|lease|members)\.(\w+)", ENGINES):
         assert name in known[section], f"{section}.{name}"

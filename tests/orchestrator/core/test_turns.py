@@ -150,13 +150,19 @@ def test_a_list_of_blocks_is_cut_to_what_the_tokens_need() -> None:
     )
 
 
+def test_groups_of_sliding_windows_are_given_on_as_they_came() -> None:
+    groups = {"remote_block_ids": [[1, 2], [5, 6, 7]]}
+    assert checked(PARAMS | groups, 49, 16) == (48, PARAMS | groups)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"do_remote_decode": False},
         {"remote_request_id": ""},
         {"remote_block_ids": []},
-        {"remote_block_ids": [[1], [2]]},
+        {"remote_block_ids": [[1], [2, 3]]},
+        {"remote_block_ids": [[1], [2, 3, 4, 5]]},
         {"remote_block_ids": [3]},
         {"remote_block_ids": [[1, 2]]},
         {"remote_num_tokens": 50},

@@ -134,8 +134,12 @@ class Tier:
         """Pulling KV of an engine of another one fails the test."""
         self.facts: dict[str, Any] = {}
         """What ``/server_info`` tells, by section; nothing: there is no such route."""
+        self.reports: dict[str, dict[str, Any]] = {}
+        """What other routes that are read tell, by path."""
         self.plan: Plan | None = None
         """Asked for a fault when none is scripted for the path."""
+        self.weight_versions: list[dict[str, Any]] = []
+        """What the last chunk of a stream says."""
         self.violations: list[str] = []
         """What a real engine would have answered with status 200 and wrong text."""
         self.dead = False
@@ -339,6 +343,8 @@ class Tier:
                 top = [{"token_id": first + i, "logprob": -0.5, "rank": 1}]
                 entry = {"token_id": first + i, "logprob": -0.5, "rank": 1, "top_logprobs": top}
                 choice["logprobs"] = {"content": [entry]}
+            if self.weight_versions and i == count - 1:
+                choice["weight_versions"] = self.weight_versions
             self.sent_tokens += 1
             await self._event(response, {"request_id": engine_id, "choices": [choice], "usage": None})
         usage = {
@@ -569,8 +575,14 @@ class Tier:
             }
         )
 
-    async def models(self, _request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        cards = {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+        return web.json_response(self.reports.get(request.path, cards))
+
+    async def report(self, request: web.Request) -> web.StreamResponse:
+        if request.path not in self.reports:
+            raise web.HTTPNotFound
+        return web.json_response(self.reports[request.path])
 
     @property
     def facts_that_shape_kv(self) -> dict[str, Any]:
@@ -631,6 +643,8 @@ async def serving(tier: Tier) -> AsyncIterator[Tier]:
         app.router.add_post(f"{path}/derender", tier.derender)
     app.router.add_post(f"{MESSAGES}/count_tokens", tier.count_tokens)
     app.router.add_get("/v1/models", tier.models)
+    for path in ("/ready", "/version"):
+        app.router.add_get(path, tier.report)
     app.router.add_get("/health", tier.health)
     app.router.add_get("/server_info", tier.server_info)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)

@@ -10,9 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
+from orchestrator.core.parity import DECODE_AT_LEAST, EQUAL_ENGINES, EQUAL_IN_ROLE, EQUAL_RENDERS
 from orchestrator.pool.member import Member
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import Tier, serving
@@ -33,6 +36,7 @@ OTHERWISE: dict[str, tuple[str, str, Any]] = {
     "vocab_size": ("model_config", "vocab_size", 999),
     "max_model_len": ("model_config", "max_model_len", 2048),
     "tokens_only": ("model_config", "skip_tokenizer_init", False),
+    "structured_outputs": ("model_config", "skip_tokenizer_init", False),
     "block_size": ("cache_config", "block_size", 32),
     "kv_dtype": ("cache_config", "cache_dtype", "fp8"),
     "kv_layout": ("cache_config", "kv_cache_layout", "LBHNC"),
@@ -41,6 +45,19 @@ OTHERWISE: dict[str, tuple[str, str, Any]] = {
     "kv_role": ("kv_transfer_config", "kv_role", "kv_producer"),
 }
 """By fact: where a decode engine's own differs from that of the others."""
+
+TOLD_ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
+    "model": ("/v1/models", {"data": [{"id": "m", "root": "m-instruct"}]}),
+    "version": ("/version", {"version": "0.31.2"}),
+}
+"""The same for facts that are not in ``/server_info``."""
+
+RENDERS_OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokenizer": ("/ready", {"fingerprint": "f2", "vocab_size": 1000}),
+    "vocab_size": ("/ready", {"fingerprint": "f1", "vocab_size": 1001}),
+    "max_model_len": ("/v1/models", {"data": [{"id": "m", "max_model_len": 2048}]}),
+}
+"""The same for render tiers."""
 
 
 def facts(field: str | None = None) -> dict[str, Any]:
@@ -66,12 +83,24 @@ class Cluster:
         tier.generation, tier.facts = generation, facts() if tier_facts is None else tier_facts
         return await self._exits.enter_async_context(serving(tier))
 
-    def write(self, prefill: list[Tier], decode: list[Tier], drained: tuple[Tier, ...] = ()) -> None:
+    def write(
+        self,
+        prefill: list[Tier],
+        decode: list[Tier],
+        drained: tuple[Tier, ...] = (),
+        *,
+        render: list[Tier] | None = None,
+        tokenizers: dict[str, str] | None = None,
+    ) -> None:
+        """``tokenizers``: declared, by the tier's name."""
+        named = tokenizers or {}
         values = {
             role: [
-                {"url": tier.url, "generation": tier.generation, "drain": tier in drained} for tier in tiers
+                {"url": tier.url, "generation": tier.generation, "drain": tier in drained}
+                | ({"declared": {"tokenizer": named[tier.name]}} if tier.name in named else {})
+                for tier in tiers
             ]
-            for role, tiers in (("prefill", prefill), ("decode", decode))
+            for role, tiers in (("prefill", prefill), ("decode", decode), ("render", render or []))
         }
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps(values))
@@ -295,37 +324,70 @@ async def test_kv_that_nobody_may_pull_any_more_is_made_anew(launch: Launch, tmp
         p1.held.clear()
 
 
-@pytest.mark.parametrize("field", OTHERWISE)
-async def test_a_member_that_disagrees_is_kept_out_and_named(
-    launch: Launch, tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+def report(tier: Tier) -> Tier:
+    tier.reports = {
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"data": [{"id": "m", "root": "m", "max_model_len": 4096}]},
+        "/ready": {"fingerprint": "f1", "vocab_size": 1000},
+    }
+    return tier
+
+
+async def test_members_that_disagree_in_any_field_are_kept_out_and_named_wherever_one_looks(
+    launch: Launch, tmp_path: Path
 ) -> None:
-    async with cluster(launch, tmp_path) as fleet:
-        p1, d1 = await fleet.tier(), await fleet.tier()
-        alien = await fleet.tier(tier_facts=facts(field))
+    async with cluster(launch, tmp_path, parity={"recheck": 0.05}) as fleet:
+        report(fleet.stack.render)
+        p1, d1 = report(await fleet.tier()), report(await fleet.tier())
         fleet.write([p1], [d1])
         await fleet.state(d1, "in")
         await fleet.state(p1, "in")
+        render = fleet.member(fleet.stack.render)
+        await until(lambda: render is not None and render.capabilities.reported.tokenizer == "f1")
+        aliens: dict[tuple[str, str], Tier] = {}
+        for field in OTHERWISE:
+            aliens["decode", field] = report(await fleet.tier(tier_facts=facts(field)))
+        for field, (path, body) in TOLD_ELSEWHERE.items():
+            aliens["decode", field] = report(await fleet.tier())
+            aliens["decode", field].reports[path] = body
+        declared = aliens["decode", "tokenizer"] = report(await fleet.tier())
+        for field, (path, body) in RENDERS_OTHERWISE.items():
+            aliens["render", field] = report(await fleet.tier(tier_facts={}))
+            aliens["render", field].reports[path] = body
+        assert {field for _, field in aliens} >= {*EQUAL_ENGINES, *EQUAL_IN_ROLE, *DECODE_AT_LEAST}
+        assert {field for role, field in aliens if role == "render"} == {*EQUAL_RENDERS}
         load = Load(fleet.stack)
-        with unmixed(p1, d1, alien):
+        with unmixed(p1, d1, *aliens.values()), structlog.testing.capture_logs() as lines:
             async with load.running(2):
-                fleet.write([p1], [d1, alien])
-                await fleet.state(alien, "kept_out")
+                fleet.write(
+                    [p1],
+                    [d1, *(tier for (role, _), tier in aliens.items() if role == "decode")],
+                    render=[tier for (role, _), tier in aliens.items() if role == "render"],
+                    tokenizers={declared.name: "f2"},
+                )
+                for tier in aliens.values():
+                    await fleet.state(tier, "kept_out")
+                before = [len(tier.requests) for tier in aliens.values()]
                 await load.some_more(4)
-        assert not alien.requests
+        assert [len(tier.requests) for tier in aliens.values()] == before
+        logged = {line["member"]: line["differences"] for line in lines if line["event"] == "member kept out"}
         status = (await fleet.stack.http.get("/status")).json()
-        [shown] = [member for member in status["pools"]["decode"] if member["url"] == alien.url]
-        assert shown["state"] == "kept_out"
-        named = {difference["field"] for difference in shown["differences"] if difference["keeps_out"]}
-        assert field in named
-        page = (await fleet.stack.http.get("/metrics")).text
-        samples = [
-            sample.labels["field"]
-            for family in text_string_to_metric_families(page)
+        families = text_string_to_metric_families((await fleet.stack.http.get("/metrics")).text)
+        counted = {
+            (sample.labels["member"], sample.labels["field"])
+            for family in families
             for sample in family.samples
-            if sample.name == "pd_member_difference" and sample.labels["member"] == alien.url
-        ]
-        assert set(samples) == named
-        assert shown["capabilities"][field]["verified"]
+            if sample.name == "pd_member_difference" and sample.labels["keeps_out"] == "true"
+        }
+        printed = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--url", fleet.stack.url])
+        for (role, field), tier in aliens.items():
+            [shown] = [member for member in status["pools"][role] if member["url"] == tier.url]
+            assert shown["state"] == "kept_out"
+            assert field in {each["field"] for each in shown["differences"] if each["keeps_out"]}
+            assert shown["capabilities"][field]["verified"] is (tier is not declared)
+            assert (tier.url, field) in counted
+            assert any(said.startswith(f"{field} is ") for said in logged[tier.url])
+            assert f"  {role} {tier.url} KEPT OUT: {field} is " in printed.output
 
 
 async def test_a_prompt_that_no_engine_could_take_reaches_none(launch: Launch, tmp_path: Path) -> None:

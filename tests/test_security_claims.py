@@ -39,6 +39,11 @@ def test_every_threat_has_tests_that_exist() -> None:
         assert not missing(named, ROOT / "tests"), threat
 
 
+def test_every_test_that_any_page_names_exists() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert not missing(named_tests(page.read_text(encoding="utf-8")), ROOT / "tests"), page
+
+
 def test_a_test_that_does_not_exist_is_noticed() -> None:
     named = named_tests("`test_security_claims.py::test_nothing_like_it`, `nowhere.py::test_x`")
     assert len(missing(named, ROOT / "tests")) == len(named) == 2

@@ -13,6 +13,7 @@ import gc
 import math
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,15 @@ def serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     if settings.server.workers > 1:
         return _serve_many(settings, read_again)
     app = create_app(settings)
-    OrchestratorServer(uvicorn_config(app, settings.server), app, settings.server.grace).run()
+    server = OrchestratorServer(uvicorn_config(app, settings.server), app, settings.server.grace)
+
+    def stop(_signal: int, _frame: object) -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn takes them over while it runs, and raises those that it got once more at its end.
+        signal.signal(number, stop)
+    server.run()
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
 from tests.support.processes import ServerProcess, orchestrator_server
@@ -26,7 +27,9 @@ ASK: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def workers(tmp_path: Path, count: int, pace: float) -> AsyncIterator[tuple[ServerProcess, Tier, Path]]:
+async def workers(
+    tmp_path: Path, count: int, pace: float, grace: float = 20.0
+) -> AsyncIterator[tuple[ServerProcess, Tier, Path]]:
     """The server, its decode engine, and its settings file."""
     async with (
         serving(Tier("r")) as render,
@@ -36,7 +39,7 @@ async def workers(tmp_path: Path, count: int, pace: float) -> AsyncIterator[tupl
         config = tmp_path / "settings.toml"
         config.write_text(
             f'[members]\nrender = ["{render.url}"]\nprefill = ["{prefill.url}"]\ndecode = ["{decode.url}"]\n'
-            "[server]\ngrace = 20.0\n[health]\ninterval = 0.2\n"
+            f"[server]\ngrace = {grace}\n[health]\ninterval = 0.2\n"
         )
         server = orchestrator_server("--config", config, "--workers", str(count), log_dir=tmp_path)
         await asyncio.to_thread(server.start)
@@ -46,10 +49,10 @@ async def workers(tmp_path: Path, count: int, pace: float) -> AsyncIterator[tupl
             await asyncio.to_thread(server.stop)
 
 
-async def ask(server: ServerProcess) -> str:
+async def ask(server: ServerProcess, **more: Any) -> str:
     """A new connection each time: the kernel picks the worker."""
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
-        response = await client.post(CHAT, json=ASK)
+        response = await client.post(CHAT, json=ASK | more)
     assert response.status_code == 200, response.text
     return response.text
 
@@ -57,6 +60,17 @@ async def ask(server: ServerProcess) -> str:
 async def metrics(server: ServerProcess) -> str:
     async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
         return (await client.get("/metrics")).text
+
+
+async def refusal(server: ServerProcess) -> None:
+    """Wait until nobody listens any more."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        except ConnectionRefusedError:
+            return
+        writer.close()
+        await asyncio.sleep(0.005)
 
 
 def children(pid: int) -> set[int]:
@@ -143,15 +157,24 @@ async def test_a_worker_that_exits_takes_nothing_from_the_others(tmp_path: Path)
         assert {str(pid) for pid in children(server.pid)} == pids
 
 
-async def test_the_end_waits_for_running_streams(tmp_path: Path) -> None:
-    async with workers(tmp_path, 2, 0.1) as (server, decode, _config):
+@pytest.mark.parametrize("count", [1, 2])
+async def test_sigterm_closes_the_port_and_gives_running_streams_their_grace(
+    tmp_path: Path, count: int
+) -> None:
+    async with workers(tmp_path, count, 0.1, grace=3.0) as (server, decode, _config):
         running = [asyncio.create_task(ask(server)) for _ in range(4)]
-        while len(decode.requests[GENERATE]) < 4:
+        endless = asyncio.create_task(ask(server, max_tokens=100_000))
+        while len(decode.requests[GENERATE]) < 5:
             await asyncio.sleep(0.01)
         pids = children(server.pid)
         os.kill(server.pid, signal.SIGTERM)
+        await refusal(server)
+        assert not any(task.done() for task in running), "the port is closed at once"
         answers = await asyncio.gather(*running)
-        assert all("[DONE]" in answer for answer in answers)
+        assert all("[DONE]" in answer and "error" not in answer for answer in answers)
+        last = await endless
+        assert "the server is shutting down" in last
+        assert last.endswith("data: [DONE]\n\n")
         assert server.process is not None
         assert await asyncio.to_thread(server.process.wait, 30) == 0
         assert not any(alive(pid) for pid in pids)

@@ -12,6 +12,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 
+class WeightVersionSpan(msgspec.Struct):
+    """Output tokens ``start`` up to ``end`` (not with it) were sampled by weights of this name."""
+
+    version: str
+    start: int
+    end: int
+
+
 @dataclass(slots=True)
 class Output:
     """Tokens of one choice with what came along. ``logprobs`` are the engine's entries, undecoded."""
@@ -20,6 +28,7 @@ class Output:
     logprobs: list[msgspec.Raw] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
 
     def add(self, later: Output) -> None:
         self.token_ids += later.token_ids
@@ -27,6 +36,8 @@ class Output:
             if self.logprobs is None:
                 self.logprobs = []
             self.logprobs += later.logprobs
+        if later.weight_versions is not None:
+            self.weight_versions = (self.weight_versions or []) + later.weight_versions
         if later.finish_reason is not None:
             self.finish_reason = later.finish_reason
             self.stop_reason = later.stop_reason

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.core.coalescing import WeightVersionSpan
 from render_tier.protocol.session import Notes
 
 Raw = msgspec.Raw
@@ -35,6 +36,7 @@ class EngineChoice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: EngineLogprobs | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
 
 
 class EngineAnswer(msgspec.Struct):

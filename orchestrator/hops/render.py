@@ -11,13 +11,14 @@ import msgspec
 from orchestrator.core.legs import RenderedPrompt, RenderReplyError, read_render_replies, read_render_reply
 from orchestrator.hops.transport import Reply, Transport, garbled
 
-Endpoint = Literal["chat", "completions", "messages", "responses"]
+Endpoint = Literal["chat", "completions", "messages", "responses", "generate"]
 
 PATHS: Mapping[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "messages": "/v1/messages",
     "responses": "/v1/responses",
+    "generate": "/inference/v1/generate",
 }
 
 FINGERPRINT_HEADER = "X-Render-Fingerprint"
@@ -81,12 +82,13 @@ class RenderClient:
             raise garbled("render", url, error) from error
         return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER.lower()))
 
-    async def count_tokens(
-        self, base_url: str, body: bytes, headers: Mapping[str, str], budget: float
+    async def post(
+        self, base_url: str, path: str, body: bytes, headers: Mapping[str, str], budget: float
     ) -> Reply:
-        """``POST /v1/messages/count_tokens`` as the render tier answers it."""
-        url = f"{base_url}{PATHS['messages']}/count_tokens"
-        return await self._transport.call("render", "POST", url, body, budget=budget, headers=headers)
+        """``path`` as the render tier answers it."""
+        return await self._transport.call(
+            "render", "POST", base_url + path, body, budget=budget, headers=headers
+        )
 
     async def models(self, base_url: str, budget: float) -> Reply:
         """``GET /v1/models`` as the render tier answers it."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,21 +22,31 @@ from orchestrator.core.access import unknown_model
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import PATHS, model_card, models_for
 from orchestrator.hops.transport import Reply
+from orchestrator.server.abort_requests import PATH as ABORT
+from orchestrator.server.abort_requests import AbortEndpoint
 from orchestrator.server.admin import admin_routes
 from orchestrator.server.asking import access_of, is_operator
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.authority import Authority
-from orchestrator.server.count_tokens import CountTokensEndpoint
 from orchestrator.server.endpoints import CompletionEndpoint
 from orchestrator.server.hot_routes import HotRoutes
 from orchestrator.server.key_gate import KeyGate
+from orchestrator.server.pass_on import RenderTierEndpoint
 from orchestrator.server.services import Services
 from orchestrator.server.sibling_metrics import Siblings
+from orchestrator.server.token_exchange import GenerateEndpoint
 from orchestrator.server.tracing import open_tracing
 from orchestrator.settings import Settings
 from render_tier.protocol.errors import ApiError, NotFound
 
 log = structlog.get_logger(__name__)
+
+RENDER_TIER: Final = (
+    RenderTierEndpoint("/v1/messages/count_tokens", "count_tokens", "messages"),
+    RenderTierEndpoint("/tokenize", "tokenize", "chat"),
+    RenderTierEndpoint("/detokenize", "detokenize", "chat"),
+)
+"""What the render tier answers alone."""
 
 
 def create_app(settings: Settings, *, workers_directory: Path | None = None) -> Starlette:
@@ -77,11 +87,13 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             await services.close()
 
     generating = {path: CompletionEndpoint(endpoint) for endpoint, path in PATHS.items()}
+    generating[PATHS["generate"]] = GenerateEndpoint()
     app = Starlette(
         routes=[
             # For what is not POST.
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
-            Route("/v1/messages/count_tokens", CountTokensEndpoint(), methods=["POST"]),
+            *(Route(endpoint.path, endpoint, methods=["POST"]) for endpoint in RENDER_TIER),
+            Route(ABORT, AbortEndpoint(), methods=["POST"]),
             Route("/v1/responses/{id}", no_response, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", no_response, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", no_response),

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
-from orchestrator.core.coalescing import Output
+from orchestrator.core.coalescing import Output, WeightVersionSpan
 from orchestrator.core.request_machine import Event
 from orchestrator.hops.errors import Garbled, HopError
 from orchestrator.hops.messages import EngineAnswer, present
@@ -38,6 +38,8 @@ class DecodeLeg(Leg):
         self._last_arrival = 0.0
         self._received = 0
         """Tokens."""
+        self._begins_at = run.received
+        """Tokens of the answer before this leg."""
         self._finish_seen = False
         self._max_tokens = run.leg_prompt.max_tokens
         self._reports = not run.machine.uses_prefill and not run.continued
@@ -122,6 +124,7 @@ class DecodeLeg(Leg):
             choice.logprobs.content if choice.logprobs is not None else None,
             choice.finish_reason,
             choice.stop_reason,
+            self._of_the_answer(choice.weight_versions),
         )
         run = self.run
         now = perf_counter()
@@ -146,6 +149,13 @@ class DecodeLeg(Leg):
         run.take_output(output)
         if choice.finish_reason is not None and answer.kv_transfer_params is not None:
             run.keep_turn(self.member, answer.kv_transfer_params)
+
+    def _of_the_answer(self, spans: list[WeightVersionSpan] | None) -> list[WeightVersionSpan] | None:
+        """An engine counts the tokens of its own output."""
+        if spans is None or not self._begins_at:
+            return spans
+        begin = self._begins_at
+        return [WeightVersionSpan(span.version, span.start + begin, span.end + begin) for span in spans]
 
     def _take_notes(self, answer: EngineAnswer) -> None:
         """What the engine counts; in P/D mode prefill has said what was cached."""

@@ -18,7 +18,7 @@ from orchestrator.hops.render import Endpoint
 from orchestrator.server.asking import access_of, client_headers, sees_members
 from orchestrator.server.direct_send import DirectSend
 from orchestrator.server.exchange import Exchange
-from orchestrator.server.intake import client_id, read_request
+from orchestrator.server.intake import ClientRequest, client_id, read_request
 from orchestrator.server.outcomes import outcome_of
 from orchestrator.server.services import Services
 from render_tier.protocol.errors import ApiError, PayloadTooLarge
@@ -56,6 +56,7 @@ class CompletionEndpoint:
                 access_of(scope),
                 sees_members=sees_members(scope, headers, services.settings.server),
             )
+            exchange = self._exchange(services, request)
         except ClientLeft:
             return
         except ApiError as error:
@@ -70,7 +71,6 @@ class CompletionEndpoint:
             )
             await send_error(send, error, client_id(headers), dialect=DIALECTS[self._endpoint])
             return
-        exchange = Exchange(services, request)
         response_id = request.client_id or exchange.base_id
         exchange.start()
         seconds = services.settings.server.sse_keepalive
@@ -85,6 +85,10 @@ class CompletionEndpoint:
             exchange.client_gone()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+    def _exchange(self, services: Services, request: ClientRequest) -> Exchange:
+        """Raises ``ApiError``."""
+        return Exchange(services, request)
 
 
 async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:

@@ -33,9 +33,11 @@ from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
+from orchestrator.server.derender_stream import DerenderStream
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
+from orchestrator.server.output import OutputPump, Reader
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.tracing import Span
@@ -49,14 +51,15 @@ NOTED_DECISIONS: Final = 32
 
 
 class Exchange:
-    def __init__(self, services: Services, request: ClientRequest) -> None:
-        """Counts as in flight from here until every run is over."""
+    def __init__(self, services: Services, request: ClientRequest, public_id: str | None = None) -> None:
+        """Counts as in flight from here until every run is over. ``public_id``: what the client calls its
+        answer, where the API lets it."""
         self.services = services
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.base_id = secrets.token_hex(12)
         self.dialect = dialect_of(request.endpoint)
-        self.response_id = self.dialect.id_prefix + self.base_id
+        self.response_id = self.dialect.id_prefix + (public_id or self.base_id)
         self.created = int(time.time())
         self.endpoint = request.endpoint
         self.request_json = msgspec.Raw(request.body)
@@ -164,9 +167,7 @@ class Exchange:
         member: Member | None = None
         try:
             if self._render_attempts == 1:
-                services.require_decode()
-                admission.require_room()
-                await self._place.wait()
+                await self._enter()
             async with admission.place("render", self.who):
                 member = services.render_pool.choose(
                     self._render_tried,
@@ -195,10 +196,20 @@ class Exchange:
         services.render_pool.succeeded(member)
         self.generation.rendered_by(member.generation)
         self.timing.mark("rendered", perf_counter())
+        self._begin_runs(run, rendered)
+
+    async def _enter(self) -> None:
+        """Wait for a place. Raises ``ApiError``."""
+        self.services.require_decode()
+        self.services.admission.require_room()
+        await self._place.wait()
+
+    def _begin_runs(self, run: Run, rendered: Rendered) -> None:
+        """``run`` is the first, there before it was known how many."""
         try:
             self._plan(rendered)
-            services.require_decode()
-            admission.require_room()
+            self.services.require_decode()
+            self.services.admission.require_room()
         except ApiError as error:
             run.post(Event.RENDER_FAILED, error)
             return
@@ -306,6 +317,21 @@ class Exchange:
             return None
         return msgspec.json.encode([{"role": role} | made.as_json() for role, made in self.decisions])
 
+    def reader(self, run: Run, pump: OutputPump) -> Reader:
+        """What makes chunks for the client out of the output of ``run``."""
+        prompt = run.whole_prompt
+        stream = DerenderStream(
+            self,
+            run.index,
+            prompt.fields["token_ids"],
+            len(prompt.token_ids),
+            on_read=pump.read,
+            on_failed=pump.failed,
+            on_crash=run.crashed,
+        )
+        stream.prepare()
+        return stream
+
     # ---- what runs report ----------------------------------------------------------------------------------
 
     def emit(self, events: Sequence[msgspec.Raw], usage: RunUsage) -> None:
@@ -324,10 +350,10 @@ class Exchange:
             self.outbox.put(frames)
 
     def run_flushed(self) -> None:
-        """For whole answers: derender when every run has its output."""
+        """For whole answers: made when every run has its output."""
         if all(run.flushed for run in self.runs) and self._whole_task is None:
             self._whole_task = self.services.supervisor.spawn(
-                self._derender_whole(), f"derender {self.base_id}", self.runs[0].crashed
+                self._answer_whole(), f"derender {self.base_id}", self.runs[0].crashed
             )
 
     def run_completed(self) -> None:
@@ -402,7 +428,7 @@ class Exchange:
         if end:
             self.outbox.put(end)
 
-    async def _derender_whole(self) -> None:
+    async def _answer_whole(self) -> None:
         services = self.services
         whole = WholeAnswer(
             self.endpoint,

@@ -83,10 +83,9 @@ def read_request(
     model = _value(fields, "model")
     session = headers.get("x-session-id") or None
     forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
-    tenant = _tenant(headers, tenant_header)
     if access is not None:
         access.check({name: _value(fields, name) for name in ("model", *OUTPUT_LIMITS) if name in fields})
-        session, forwarded, tenant = access.session(session), access.forwarded(forwarded), access.grant.tenant
+        session, forwarded = access.session(session), access.forwarded(forwarded)
     return ClientRequest(
         endpoint=endpoint,
         body=body,
@@ -98,7 +97,7 @@ def read_request(
         wants_decisions=sees_members and headers.get("x-pd-explain") == "1",
         sees_members=sees_members,
         session=session,
-        who=Who(tenant, _priority(headers, _value(fields, "priority"))),
+        who=Who(tenant_of(headers, tenant_header, access), _priority(headers, _value(fields, "priority"))),
         client_id=client_id(headers),
         forwarded=forwarded,
         access=access,
@@ -125,12 +124,18 @@ def _needs_store(name: str, instead: str) -> BadRequest:
 
 def client_id(headers: Mapping[str, str]) -> str | None:
     """The client's request id, when it can be echoed safely."""
-    wish = headers.get("x-request-id")
+    return public_id(headers.get("x-request-id"))
+
+
+def public_id(wish: str | None) -> str | None:
+    """An id of a client's choice, when it can be echoed safely."""
     return wish if wish is not None and _CLIENT_ID.fullmatch(wish) else None
 
 
-def _tenant(headers: Mapping[str, str], tenant_header: str | None) -> str:
+def tenant_of(headers: Mapping[str, str], tenant_header: str | None, access: Access | None) -> str:
     """Without keys to check, a credential still tells clients apart; it is not kept as it is."""
+    if access is not None:
+        return access.grant.tenant
     name = headers.get(tenant_header.lower(), "") if tenant_header is not None else ""
     credential = headers.get("authorization", "") or headers.get("x-api-key", "")
     return name or (hashlib.sha256(credential.encode()).hexdigest() if credential else "")

@@ -18,7 +18,6 @@ from orchestrator.core.coalescing import Output, Pending
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.derender import Derendered
 from orchestrator.hops.errors import HopError
-from orchestrator.server.derender_stream import DerenderStream
 
 if TYPE_CHECKING:
     from orchestrator.server.exchange import Exchange
@@ -30,6 +29,14 @@ class Source(Protocol):
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
+
+
+class Reader(Protocol):
+    """What makes chunks for the client. It tells the pump's ``read`` and ``failed`` of its ends."""
+
+    def read(self, output: Output) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class OutputPump:
@@ -60,7 +67,7 @@ class OutputPump:
         self._on_flushed = on_flushed
         self._on_failed = on_failed
         self._pending = Pending(exchange.services.settings.limits.pending_tokens)
-        self._stream: DerenderStream | None = None
+        self._stream: Reader | None = None
         self._source: Source | None = None
         self._reading: Output | None = None
         """In derender."""
@@ -79,8 +86,7 @@ class OutputPump:
     def full(self) -> bool:
         return self._pending.full
 
-    def through(self, stream: DerenderStream) -> None:
-        """``stream`` tells ``read`` and ``failed`` of its ends."""
+    def through(self, stream: Reader) -> None:
         self._stream = stream
 
     def draw_from(self, source: Source) -> None:

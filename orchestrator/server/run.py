@@ -26,7 +26,6 @@ from orchestrator.hops.errors import HopError, NoMembers, TimedOut
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import GateName, Place
 from orchestrator.server.decode_leg import DecodeLeg, FreeingLeg
-from orchestrator.server.derender_stream import DerenderStream
 from orchestrator.server.held_kv import HeldKv
 from orchestrator.server.leg import Leg
 from orchestrator.server.output import OutputPump, Source
@@ -371,18 +370,7 @@ class Run:
             on_flushed=self._flushed,
             on_failed=self._derender_failed,
         )
-        prompt = self.whole_prompt
-        stream = DerenderStream(
-            self.exchange,
-            self.index,
-            prompt.fields["token_ids"],
-            len(prompt.token_ids),
-            on_read=pump.read,
-            on_failed=pump.failed,
-            on_crash=self.crashed,
-        )
-        pump.through(stream)
-        stream.prepare()
+        pump.through(self.exchange.reader(self, pump))
         self.pump = pump
 
     def _derender_failed(self, error: HopError) -> None:

@@ -13,12 +13,14 @@ from orchestrator.core.dialects.anthropic import Anthropic
 from orchestrator.core.dialects.dialect import Counted, Dialect, StreamEnd, UnreadableAnswer
 from orchestrator.core.dialects.openai import OpenAI
 from orchestrator.core.dialects.responses import Responses
+from orchestrator.core.dialects.tokens import Tokens
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "chat": OpenAI("chatcmpl-", "chat.completion.chunk"),
     "completions": OpenAI("cmpl-", "text_completion"),
     "messages": Anthropic(),
     "responses": Responses(),
+    "generate": Tokens(),
 }
 """By endpoint, for what is said before there is a request."""
 

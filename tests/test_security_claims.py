@@ -1,4 +1,4 @@
-"""Every claim of docs/security.md's threat model names tests, and they exist; likewise in docs/operations.md."""
+"""Every claim of docs/security.md and docs/operations.md names tests, and they exist."""
 
 from __future__ import annotations
 

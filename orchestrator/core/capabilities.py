@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import msgspec
@@ -52,10 +52,10 @@ class Facts:
 
     def items(self) -> Iterable[tuple[str, Value]]:
         """Those that are known, by name."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in FACT_NAMES:
+            value = getattr(self, name)
             if value is not None:
-                yield field.name, value
+                yield name, value
 
     def over(self, other: Facts) -> Facts:
         """These, and where they are silent the other's."""
@@ -74,11 +74,12 @@ class Capabilities:
 
     reported: Facts = NOTHING
     declared: Facts = NOTHING
+    known: Facts = field(init=False, repr=False, compare=False)
+    """A report counts for more than a declaration. Looked at for each member that a leg might go to, so made
+    once."""
 
-    @property
-    def known(self) -> Facts:
-        """A report counts for more than a declaration."""
-        return self.reported.over(self.declared)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", self.reported.over(self.declared))
 
     def as_json(self) -> dict[str, dict[str, Any]]:
         """``{"block_size": {"value": 16, "verified": true}, …}``, of what is known."""

@@ -13,6 +13,7 @@ user and system time of the processes, per request.
 
     make bench-pd_real                      # about 10 minutes
     make bench-pd_real ARGS=--quick         # about 3
+    make bench-pd_real ARGS=--turns         # about 3: second turns alone, see benchmarks/pd_turns.py
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks import pd_turns
 from benchmarks.measure import cpu_seconds, machine, median, print_table
 from tests.support import vllm
 from tests.support.processes import ServerProcess, orchestrator_server, render_tier_server
@@ -297,7 +299,14 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, help="times that each way is asked at each concurrency (3; quick: 1)"
     )
+    parser.add_argument(
+        "--turns", action="store_true", help="second turns, with and without KV of the first one, alone"
+    )
     options = parser.parse_args()
+    if options.turns:
+        turns = options.rounds or (4 if options.quick else 12)
+        pd_turns.report(DIRECTORY, MODEL, options.prompt or 512, options.output or 64, turns)
+        return
     prompt = options.prompt or (128 if options.quick else 256)
     output = options.output or (16 if options.quick else 32)
     repeats = options.rounds or (1 if options.quick else 3)

@@ -13,6 +13,7 @@ from orchestrator import __version__
 from orchestrator.core.parity import Role
 from orchestrator.demo.cli import demo
 from orchestrator.embedded.cli import engine
+from orchestrator.explain_command import explain
 from orchestrator.key_command import key
 from orchestrator.logs import configure_logging
 from orchestrator.server.preflight import check_files
@@ -99,6 +100,7 @@ def _complaint(fault: ErrorDetails) -> str:
 
 # Their libraries (httpx, numpy, the demo's) are imported only when they run.
 app.command()(status)
+app.command()(explain)
 app.command()(key)
 app.command()(engine)
 app.command()(demo)

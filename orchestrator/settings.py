@@ -61,6 +61,8 @@ class Server(Section):
     answer only from this machine."""
     recent_requests: Count = 1024
     """Whose hop latencies ``/status`` tells."""
+    explained_requests: Count = 256
+    """Whose decisions are kept for ``pd-orchestrator explain``; of each worker."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.terminal import number, require_ok, table
+
 
 def status(
     url: Annotated[str, typer.Option(help="Base URL of the orchestrator.")] = "http://127.0.0.1:8000",
@@ -24,8 +26,7 @@ def status(
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
         reply = httpx.get(f"{url.rstrip('/')}/status", headers=headers, timeout=timeout)
-        if reply.status_code != 200:
-            raise ValueError(f"{reply.status_code} {_message(reply.text)}")
+        require_ok(reply)
         answer: dict[str, Any] = reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         typer.echo(f"pd-orchestrator: no status from {url}: {error}", err=True)
@@ -33,15 +34,6 @@ def status(
     typer.echo(json.dumps(answer, indent=2) if as_json else page(answer))
     if answer["missing_roles"] or answer["draining"]:
         raise typer.Exit(3)
-
-
-def _message(body: str) -> str:
-    """Of an error body, or what there is."""
-    try:
-        message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return body[:200]
-    return message
 
 
 def page(answer: dict[str, Any]) -> str:
@@ -72,7 +64,7 @@ def _lines(answer: dict[str, Any]) -> Iterator[str]:
         for role, members in answer["pools"].items()
         for member in members
     ]
-    yield from _table(header, rows)
+    yield from table(header, rows)
     for role, members in answer["pools"].items():
         for member in members:
             yield from _about(role, member)
@@ -86,13 +78,13 @@ def _lines(answer: dict[str, Any]) -> Iterator[str]:
         (name, str(gate["active"]), str(gate["limit"]), str(gate["waiting"]))
         for name, gate in answer["queues"].items()
     ]
-    yield from _table(("QUEUE", "ACTIVE", "LIMIT", "WAITING"), queues)
+    yield from table(("QUEUE", "ACTIVE", "LIMIT", "WAITING"), queues)
     yield ""
     spans = [
-        (name, str(span["count"]), _number(span["p50_ms"]), _number(span["p99_ms"]))
+        (name, str(span["count"]), number(span["p50_ms"]), number(span["p99_ms"]))
         for name, span in answer["latency"].items()
     ]
-    yield from _table(("LATENCY", "REQUESTS", "P50 MS", "P99 MS"), spans)
+    yield from table(("LATENCY", "REQUESTS", "P50 MS", "P99 MS"), spans)
 
 
 def _about(role: str, member: dict[str, Any]) -> Iterator[str]:
@@ -116,13 +108,3 @@ def _sources(sources: Sequence[dict[str, Any]]) -> Iterator[str]:
     for source in sources:
         state = "ok" if source["error"] is None else f"FAILING: {source['error']}"
         yield f"source {source['name']}: {source['members']} members, {state}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
@@ -21,6 +21,9 @@ PolicyName = Literal["round_robin", "least_active", "power_of_two", "prefix_affi
 
 Draw = Callable[[int], int]
 """``draw(n)`` gives a random integer in [0, n)."""
+
+RANKS: Final = 2**64
+"""Above every rank."""
 
 SHOWN_CANDIDATES: Final = 16
 """In the record of a decision."""
@@ -69,6 +72,12 @@ class Decision:
     spilled: bool
     """Affinity preferred another member, which has too much to do."""
 
+    def shortened(self) -> Decision:
+        """Without the candidates that a record does not show."""
+        if len(self.candidates) <= SHOWN_CANDIDATES:
+            return self
+        return replace(self, candidates=self.candidates[:SHOWN_CANDIDATES])
+
     def as_json(self) -> dict[str, Any]:
         return {
             "policy": self.policy,
@@ -81,6 +90,7 @@ class Decision:
                     "healthy": c.healthy,
                     "tried": c.tried,
                     "cached_blocks": c.cached_blocks,
+                    "rank": round(c.rank / RANKS, 4),
                     "index": "exact" if c.exact else "approximate",
                 }
                 for c in self.candidates[:SHOWN_CANDIDATES]

@@ -1,4 +1,5 @@
-"""Routes for operators: ``/status``, and ``/admin/drain`` and ``/admin/undrain``.
+"""Routes for operators: ``/status``, ``/admin/drain`` and ``/admin/undrain``, and ``/admin/requests/ID`` for
+what was decided for one of them.
 
 With ``server.admin_key`` they ask for it; without one they answer only to this machine. Who else asks is told
 that there is nothing here for them, and no more.
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from orchestrator.core.membership import Key
 from orchestrator.core.parity import Role
 from orchestrator.server.asking import STATUS_PATH, challenge, require_operator
+from orchestrator.server.explaining import record_of
 from orchestrator.server.services import Services
 from orchestrator.server.status import status
 from orchestrator.server.status_page import HEADERS, PAGE, wants_page
@@ -36,6 +38,7 @@ def admin_routes() -> list[Route]:
         Route(STATUS_PATH, _guarded(_status)),
         Route("/admin/drain", _guarded(_drain), methods=["POST"]),
         Route("/admin/undrain", _guarded(_undrain), methods=["POST"]),
+        Route("/admin/requests/{id:path}", _guarded(_request_record)),
     ]
 
 
@@ -59,6 +62,11 @@ async def _status(request: Request, services: Services) -> Response:
     if wants_page(request.headers.get("Accept", "")):
         return HTMLResponse(PAGE, headers=headers | HEADERS)
     return JSONResponse(status(services), headers=headers)
+
+
+async def _request_record(request: Request, services: Services) -> Response:
+    found = await record_of(services, request.app.state.siblings, request.path_params["id"])
+    return Response(found, media_type="application/json")
 
 
 async def _drain(request: Request, services: Services) -> Response:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +30,12 @@ from orchestrator.server.asking import access_of, is_operator
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.authority import Authority
 from orchestrator.server.endpoints import CompletionEndpoint
+from orchestrator.server.explaining import REQUEST, told
 from orchestrator.server.hot_routes import HotRoutes
 from orchestrator.server.key_gate import KeyGate
 from orchestrator.server.pass_on import RenderTierEndpoint
 from orchestrator.server.services import Services
-from orchestrator.server.sibling_metrics import Siblings
+from orchestrator.server.sibling_metrics import METRICS, Siblings
 from orchestrator.server.token_exchange import GenerateEndpoint
 from orchestrator.server.tracing import open_tracing
 from orchestrator.settings import Settings
@@ -67,7 +69,11 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
         services.tracing = await open_tracing(settings.tracing)
         if workers_directory is not None:
             seconds = settings.health.timeout
-            siblings = Siblings(workers_directory, services.metrics.exposition, seconds)
+            answers: Mapping[str, Callable[[str], bytes]] = {
+                METRICS: services.metrics.told,
+                REQUEST: partial(told, services),
+            }
+            siblings = Siblings(workers_directory, answers, seconds)
             await siblings.open()
         app.state.siblings = siblings
         following = None if authority is None else asyncio.create_task(authority.follow(), name="keys")
@@ -182,7 +188,7 @@ async def ready(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     siblings: Siblings | None = request.app.state.siblings
-    exposition = _services(request).metrics.exposition() if siblings is None else await siblings.all()
+    exposition = _services(request).metrics.exposition() if siblings is None else await siblings.exposition()
     return Response(exposition, media_type=CONTENT_TYPE_LATEST)
 
 

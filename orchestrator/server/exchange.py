@@ -24,6 +24,7 @@ from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
 from orchestrator.core.generation import Generation
 from orchestrator.core.request_machine import Event
+from orchestrator.core.request_records import RequestRecord
 from orchestrator.core.selection import Affinity, Decision
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
@@ -308,7 +309,7 @@ class Exchange:
 
     def note_decision(self, role: str, decision: Decision) -> None:
         if len(self.decisions) < NOTED_DECISIONS:
-            self.decisions.append((role, decision))
+            self.decisions.append((role, decision.shortened()))
             self.span.decided(role, decision)
 
     def explanation(self) -> bytes | None:
@@ -488,18 +489,23 @@ class Exchange:
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
         )
-        log.info(
-            "request",
-            id=self.response_id,
-            client_id=self._request.client_id,
-            trace_id=self.span.trace_id,
-            key=None if self._request.access is None else self._request.access.grant.name,
-            endpoint=self.endpoint,
-            stream=self.streaming,
-            outcome=outcome,
-            error=None if error is None else {"status": error.status, "message": error.message},
-            runs=len(self.runs),
-            members=[(role, made.winner.key, made.spilled) for role, made in self.decisions],
-            usage=usage.as_json(),
-            timing=timing.report(members=True),
+        told = {
+            "id": self.response_id,
+            "client_id": self._request.client_id,
+            "trace_id": self.span.trace_id,
+            "key": None if self._request.access is None else self._request.access.grant.name,
+            "endpoint": self.endpoint,
+            "stream": self.streaming,
+            "outcome": outcome,
+            "error": None if error is None else {"status": error.status, "message": error.message},
+            "runs": len(self.runs),
+            "members": [(role, made.winner.key, made.spilled) for role, made in self.decisions],
+            "usage": usage.as_json(),
+            "timing": timing.report(members=True),
+        }
+        log.info("request", **told)
+        self.services.records.add(
+            RequestRecord(
+                self.response_id, self.base_id, self._request.client_id, self.created, told, self.decisions
+            )
         )

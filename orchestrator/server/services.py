@@ -21,6 +21,7 @@ from orchestrator.core.membership import Key
 from orchestrator.core.parity import Role
 from orchestrator.core.prefix import PrefixIndex, block_hashes
 from orchestrator.core.request_machine import Policy, build_table
+from orchestrator.core.request_records import RequestRecords
 from orchestrator.core.selection import Affinity, Candidate, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
@@ -102,6 +103,7 @@ class Services:
         self.decode_pool = self._pool("decode", settings.selection.decode)
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
+        self.records = RequestRecords(settings.server.explained_requests)
         self.kept_turns = KeptTurns(
             settings.turns, self.decode_pool, self.metrics, self.used_params, self.now
         )

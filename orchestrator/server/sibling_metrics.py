@@ -1,15 +1,17 @@
-"""The metrics of several worker processes as one exposition, each sample with its ``worker``, a process id.
+"""What worker processes ask each other: their metrics, which become one exposition, each sample with its
+``worker``, a process id; and what one of them knows that a client has asked another for.
 
-A worker gives its own on a Unix socket in a directory that all of them know; whichever answers ``/metrics``
-asks the others. One that does not answer in time, or not to the end, is left out.
+A worker answers on a Unix socket in a directory that all of them know. One that does not answer in time, or
+not to the end, is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,49 +29,72 @@ def socket_of(directory: Path, pid: int) -> Path:
     return directory / f"{pid}.sock"
 
 
-class Siblings:
-    """``exposition`` gives this process's own metrics."""
+METRICS: Final = "metrics"
 
-    def __init__(self, directory: Path, exposition: Callable[[], bytes], answer_within: float) -> None:
+QUESTION_BYTES: Final = 4096
+"""The longest."""
+
+
+class Siblings:
+    """``answers``: by what is asked for, what this process answers when it is given the rest of the question;
+    among them its own exposition under ``METRICS``."""
+
+    def __init__(
+        self, directory: Path, answers: Mapping[str, Callable[[str], bytes]], answer_within: float
+    ) -> None:
         self._directory = directory
-        self._exposition = exposition
+        self._answers = answers
         self._answer_within = answer_within
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._tell, socket_of(self._directory, os.getpid()))
+        path = socket_of(self._directory, os.getpid())
+        self._server = await asyncio.start_unix_server(self._tell, path, limit=QUESTION_BYTES)
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         await asyncio.to_thread(socket_of(self._directory, os.getpid()).unlink, missing_ok=True)
 
-    async def all(self) -> bytes:
-        """The exposition of all workers."""
-        paths = await asyncio.to_thread(lambda: sorted(self._directory.glob("*.sock")))
-        told = await asyncio.gather(*(self._ask(path) for path in paths))
-        workers = {path.stem: text for path, text in zip(paths, told, strict=True) if text is not None}
+    async def exposition(self) -> bytes:
+        """The metrics of all workers."""
+        told = await self.ask_all(METRICS)
+        workers = {worker: text.decode(errors="replace") for worker, text in told.items()}
         registry = CollectorRegistry()
         registry.register(_Merged(workers))
         return generate_latest(registry)
 
-    async def _ask(self, path: Path) -> str | None:
+    async def ask_all(self, what: str, about: str = "") -> dict[str, bytes]:
+        """Answers by worker, this one's too. ``about`` is one line."""
+        paths = await asyncio.to_thread(lambda: sorted(self._directory.glob("*.sock")))
+        told = await asyncio.gather(*(self._ask(path, what, about) for path in paths))
+        return {path.stem: answer for path, answer in zip(paths, told, strict=True) if answer is not None}
+
+    async def _ask(self, path: Path, what: str, about: str) -> bytes | None:
         if path == socket_of(self._directory, os.getpid()):
-            return self._exposition().decode()
+            return self._answers[what](about)
         try:
             async with asyncio.timeout(self._answer_within):
                 reader, writer = await asyncio.open_unix_connection(path)
                 try:
+                    writer.write(f"{what} {about}\n".encode())
                     told = await reader.read()
                 finally:
                     writer.close()
         except OSError:  # a time-out is one
             return None
-        return told.removesuffix(END).decode(errors="replace") if told.endswith(END) else None
+        return told.removesuffix(END) if told.endswith(END) else None
 
-    async def _tell(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(self._exposition() + END)
-        writer.close()
+    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._answer_within):
+                question = await reader.readuntil(b"\n")
+            what, _, about = question.decode().removesuffix("\n").partition(" ")
+            writer.write(self._answers[what](about) + END)
+        except (OSError, EOFError, asyncio.LimitOverrunError, UnicodeDecodeError, KeyError) as error:
+            log.warning("a worker's question is not understood", error=repr(error))
+        finally:
+            writer.close()
 
 
 class _Merged(Collector):

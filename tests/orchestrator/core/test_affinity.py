@@ -125,7 +125,7 @@ def test_affinity_gives_way_to_load_and_says_so() -> None:
     assert decision.winner.key == "b"
     assert decision.as_json()["winner"] == "b"
     assert decision.as_json()["candidates"][0] == {
-        "member": "hot", "active": 8, "healthy": True, "tried": False, "cached_blocks": 9,
+        "member": "hot", "active": 8, "healthy": True, "tried": False, "cached_blocks": 9, "rank": 0.0,
         "index": "approximate",
     }  # fmt: skip
 

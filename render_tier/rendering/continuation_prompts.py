@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from render_tier.core.table import ReasoningFormat
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.engines import TokenEngine
 from render_tier.protocol.chat import ChatCompletionRequest, Continuation
@@ -36,15 +37,15 @@ class ContinuedPrompts:
         vocabulary: Vocabulary,
         engine: TokenEngine,
         *,
-        reasoning_start: str | None,
+        reasoning: ReasoningFormat | None,
         max_renders: int,
     ) -> None:
-        """``reasoning_start``: the marker of the reasoning parser. ``max_renders``: how many renders may be
+        """``reasoning``: of the reasoning parser. ``max_renders``: how many renders may be
         spent on finding the message that differs."""
         self._encoder = encoder
         self._vocabulary = vocabulary
         self._encode = partial(engine.ids, add_special_tokens=False)
-        self._reasoning_start = reasoning_start
+        self._reasoning = reasoning
         self._max_renders = max_renders
 
     def check(self, request: ChatCompletionRequest) -> None:
@@ -98,7 +99,7 @@ class ContinuedPrompts:
             rendered,
             self._vocabulary,
             partial(_render_other, render, request),
-            reasoning_start=self._reasoning_start,
+            reasoning=self._reasoning,
             max_renders=self._max_renders,
         )
         found = diagnosis.difference(result)

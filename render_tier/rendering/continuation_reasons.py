@@ -8,10 +8,12 @@ where a template could treat it as something else. Only refused continuations pa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from render_tier.core.formats import prompt_reasoning
+from render_tier.core.table import ReasoningFormat
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.rendering.continuation import Parted, common_bytes, ends_inside_character, spelled_length
 
@@ -22,9 +24,9 @@ Reason = Literal[
     "reasoning_missing",
     "generation_prompt_dropped",
     "answer_rewritten",
-    "answer_edited",
-    "message_edited",
-    "frame_edited",
+    "answer_differs",
+    "message_differs",
+    "frame_differs",
     "history_ends_early",
     "partial_character",
     "cut_inside_token",
@@ -37,10 +39,10 @@ DETAILS: dict[Reason, str] = {
     "reasoning_missing": "the token IDs hold reasoning, which this message does not bring",
     "generation_prompt_dropped": "the template began the answer with text that it leaves out of a history",
     "answer_rewritten": "the template writes this answer in other words, spaces or order than the model did",
-    "answer_edited": "this message is not the answer that the token IDs spell",
-    "message_edited": "this message is not what the token IDs spell",
-    "frame_edited": "what stands before this message's text differs: its role, messages that were added or "
-    "left out, tools, or what the template is told beside the messages",
+    "answer_differs": "this message is not the answer that the token IDs spell",
+    "message_differs": "this message is not what the token IDs spell",
+    "frame_differs": "what stands before this message's text differs: its role, messages that were added or "
+    "left out, tools and where they are written, or what the template is told beside the messages",
     "history_ends_early": "the messages end before the token IDs do",
     "partial_character": "the output ends inside a character",
     "cut_inside_token": "the text after the output is part of a token that began in it",
@@ -48,8 +50,9 @@ DETAILS: dict[Reason, str] = {
 }
 ADDED = "‡"
 """What a text is made longer by: hardly what follows it in a template, so the prompt changes right there."""
+INSTRUCTIONS = ("system", "developer")
 NEAR = 8
-"""Tokens around the place at which texts part, in which the start of reasoning is looked for."""
+"""Tokens on both sides of the place at which texts part, in which the start of reasoning is looked for."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,21 @@ class Diagnosis:
         vocabulary: Vocabulary,
         render: Callable[[list[dict[str, Any]]], list[int] | None],
         *,
-        reasoning_start: str | None,
+        reasoning: ReasoningFormat | None,
         max_renders: int,
     ) -> None:
         """``render``: the prompt of other messages, all else as in the request; None where they are refused.
-        ``reasoning_start``: how the model begins reasoning, where that is known."""
+        ``reasoning``: how the model writes reasoning, where that is known."""
         self._messages = messages
         self._given = given
         self._rendered = rendered
         self._vocabulary = vocabulary
         self._render = render
-        self._reasoning_start = reasoning_start
+        self._reasoning = reasoning
         self._renders_left = max_renders
         self._ends: dict[int, int] = {-1: -1}
+        self._instructions: dict[int, int] = {}
+        """Where those end that do not end before the texts part."""
 
     def difference(self, parted: Parted) -> Difference:
         found = self._message_at(parted.agreed)
@@ -103,8 +108,13 @@ class Diagnosis:
         if self._messages[found]["role"] == "assistant":
             return Difference(self._about_answer(found, parted), found)
         start = self._place_of_change(found, _longer(self._messages[found], at_end=False))
-        is_before = start is not None and parted.agreed < start
-        return Difference("frame_edited" if is_before else "message_edited", found)
+        if start is None or parted.agreed >= start:
+            return Difference("message_differs", found)
+        goes_on = parted.given >= self._given.prompt_length
+        if goes_on and found and self._messages[found - 1]["role"] == "assistant":
+            return Difference(self._about_answer(found - 1, parted), found - 1)  # longer than its message
+        between = [(end, i) for i, end in self._instructions.items() if parted.agreed <= end < start]
+        return Difference("frame_differs", min(between)[1] if between else found)
 
     def _about_answer(self, index: int, parted: Parted) -> Reason:
         message, given = self._messages[index], self._given
@@ -120,12 +130,12 @@ class Diagnosis:
         if not reasoning and self._spells_reasoning(parted.given):
             return "reasoning_missing"
         if not is_last:
-            return "message_edited"
+            return "message_differs"
         output = given.token_ids[given.prompt_length :]
         if parted.given >= len(given.token_ids) - 4 and ends_inside_character(output, self._vocabulary):
             return "partial_character"
         text = self._vocabulary.text(output)
-        return "answer_rewritten" if all(part in text for part in _said(message)) else "answer_edited"
+        return "answer_rewritten" if all(part in text for part in _said(message)) else "answer_differs"
 
     def _is_last_answer(self, index: int, parted: Parted) -> bool:
         """Whether the message is the output, and not an answer that stood in the prompt."""
@@ -139,45 +149,66 @@ class Diagnosis:
         )
 
     def _spells_reasoning(self, place: int) -> bool:
-        near = self._given.token_ids[max(place - NEAR, 0) : place + NEAR]
-        return self._reasoning_start is not None and self._reasoning_start in self._vocabulary.text(near)
+        """Whether the given IDs are in reasoning at ``place``, or begin it there."""
+        fmt, ids, text = self._reasoning, self._given.token_ids, self._vocabulary.text
+        if fmt is None:
+            return False
+        if prompt_reasoning(fmt, ids[:place], self._vocabulary):
+            return True
+        first = max(place - NEAR, 0)
+        before, around = text(ids[first:place]), text(ids[first : place + NEAR])
+        return around.find(fmt.start, max(len(before) - len(fmt.start) + 1, 0)) >= 0
 
     def _message_at(self, place: int) -> int | None:
-        """The first message whose text does not end before ``place``; their number behind the last one."""
-        low, high = 0, len(self._messages)
+        """The first message whose text does not end before ``place``; their number behind the last one.
+
+        Instructions are looked at one by one: templates write them at the start of the prompt, or of the last
+        user message. The others stand in their order.
+        """
+        others = []
+        for index, message in enumerate(self._messages):
+            if message["role"] not in INSTRUCTIONS:
+                others.append(index)
+            elif self._holds(index, place):
+                return index
+        low, high = 0, len(others)
         while low < high:
             middle = (low + high) // 2
-            end = self._end(middle)
+            end = self._end(others, middle)
             if end is None:
                 return None
             low, high = (low, middle) if place <= end else (middle + 1, high)
-        return low
+        return others[low] if low < len(others) else len(self._messages)
 
-    def _end(self, index: int) -> int | None:
-        """Where the text of a message ends; that of the one before where the template does not write it. None
-        when it takes too many renders to say."""
-        start = index
-        while start not in self._ends:
+    def _holds(self, index: int, place: int) -> bool:
+        """Whether ``place`` is in the text of a message."""
+        end = self._end_of_own(index)
+        if end is None or place > end:
+            return False
+        self._instructions[index] = end
+        start = self._place_of_change(index, _longer(self._messages[index], at_end=False))
+        return start is not None and start <= place
+
+    def _end(self, others: list[int], number: int) -> int | None:
+        """Where the text of ``others[number]`` ends; that of the one before where the template does not write
+        it. None when it takes too many renders to say."""
+        first = number
+        while first not in self._ends:
+            place = self._end_of_own(others[first])
+            if place is not None:
+                self._ends[first] = place
+                break
             if self._renders_left <= 0:
                 return None
-            place = self._end_of_own(start)
-            if place is not None:
-                self._ends[start] = place
-                break
-            start -= 1
-        for between in range(start + 1, index + 1):
-            self._ends[between] = self._ends[start]
-        return self._ends[index]
+            first -= 1
+        for between in range(first + 1, number + 1):
+            self._ends[between] = self._ends[first]
+        return self._ends[number]
 
     def _end_of_own(self, index: int) -> int | None:
-        message = self._messages[index]
-        calls = message.get("tool_calls")
-        if calls:
-            more = {**message, "tool_calls": [*calls, calls[-1]]}
-            place = self._place_of_change(index, more)
-            if place is not None:
-                return place
-        return self._place_of_change(index, _longer(message, at_end=True))
+        """As `_end`, None where the template writes nothing of the message."""
+        places = (self._place_of_change(index, longer) for longer in _longer_at_end(self._messages[index]))
+        return next((place for place in places if place is not None), None)
 
     def _place_of_change(self, index: int, message: dict[str, Any]) -> int | None:
         """Byte of the rendered text at which it changes with ``message`` at ``index``; None: it does not, or
@@ -189,17 +220,26 @@ class Diagnosis:
         return common_bytes(self._rendered, changed, self._vocabulary)
 
     def _rendered_with(self, messages: list[dict[str, Any]]) -> list[int] | None:
+        if self._renders_left <= 0:
+            return None
         self._renders_left -= 1
         return self._render(messages)
 
 
-def _longer(message: dict[str, Any], *, at_end: bool) -> dict[str, Any]:
-    """The message with more text at its end (in its last call, if it has any) or at its start."""
+def _longer_at_end(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The message with more at its end, in the ways in which a template may show it: a call more, a longer
+    call, more text."""
     calls = message.get("tool_calls")
-    if at_end and calls:
+    if calls:
+        yield {**message, "tool_calls": [*calls, calls[-1]]}
         function = calls[-1].get("function") or {}
         last = {**calls[-1], "function": {**function, "arguments": _more_arguments(function)}}
-        return {**message, "tool_calls": [*calls[:-1], last]}
+        yield {**message, "tool_calls": [*calls[:-1], last]}
+    yield _longer(message, at_end=True)
+
+
+def _longer(message: dict[str, Any], *, at_end: bool) -> dict[str, Any]:
+    """The message with more text at the end or the start of its content."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return {**message, "content": content + ADDED if at_end else ADDED + content}

@@ -110,7 +110,7 @@ class Renderer:
             self._encoder,
             assets.vocabulary,
             self.engine,
-            reasoning_start=None if self._reasoning is None else self._reasoning.start,
+            reasoning=self._reasoning,
             max_renders=settings.continuation_renders,
         )
         self._merges_inline_system = refuses_inline_system((assets.chat_template, assets.tool_chat_template))

@@ -162,14 +162,14 @@ class TestChat:
         ("messages", "expected"),
         [
             ([*NEXT, USER], ("reasoning_dropped", 1)),
-            ([{"role": "user", "content": "Hi thexe"}, ANSWER, RESULT], ("message_edited", 0)),
-            ([{"role": "user", "content": "Hi there, you"}, ANSWER, RESULT], ("message_edited", 0)),
-            ([{"role": "user", "content": "Hi"}, ANSWER, RESULT], ("message_edited", 0)),
-            ([{"role": "user", "content": [{"type": "text", "text": "H"}]}, ANSWER], ("message_edited", 0)),
-            ([USER, USER, ANSWER, RESULT], ("frame_edited", 1)),
+            ([{"role": "user", "content": "Hi thexe"}, ANSWER, RESULT], ("message_differs", 0)),
+            ([{"role": "user", "content": "Hi there, you"}, ANSWER, RESULT], ("message_differs", 0)),
+            ([{"role": "user", "content": "Hi"}, ANSWER, RESULT], ("message_differs", 0)),
+            ([{"role": "user", "content": [{"type": "text", "text": "H"}]}, ANSWER], ("message_differs", 0)),
+            ([USER, USER, ANSWER, RESULT], ("frame_differs", 1)),
             ([USER, {**ANSWER, "reasoning": None}, RESULT], ("reasoning_missing", 1)),
-            ([USER, {**ANSWER, "reasoning": "Let me hear"}, RESULT], ("answer_edited", 1)),
-            ([USER, {**ANSWER, "content": "Hm."}, RESULT], ("answer_edited", 1)),
+            ([USER, {**ANSWER, "reasoning": "Let me hear"}, RESULT], ("answer_differs", 1)),
+            ([USER, {**ANSWER, "content": "Hm."}, RESULT], ("answer_differs", 1)),
             ([USER], ("history_ends_early", 1)),
         ],
     )
@@ -194,7 +194,7 @@ class TestChat:
         assert turn.report(NEXT, output=output) == ("answer_rewritten", 1)
 
     def test_tools_that_are_gone(self, turn: Conversation) -> None:
-        assert turn.report(NEXT, tools=None) == ("frame_edited", 0)
+        assert turn.report(NEXT, tools=None) == ("frame_differs", 0)
 
     def test_what_the_generation_prompt_wrote(self, turn: Conversation, qwen3_assets: ModelAssets) -> None:
         quiet: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -35,6 +35,7 @@ class EngineOptions:
     transfer_over: Transfer = "socket"
     advertised_host: str | None = None
     max_body_bytes: int = 16 << 20
+    traces_endpoint: str | None = None
 
 
 def available_cores() -> int:
@@ -90,5 +91,6 @@ def build_surface(options: EngineOptions) -> EngineSurface:
             transfer_over=options.transfer_over,
             advertised_host=options.advertised_host,
             max_body_bytes=options.max_body_bytes,
+            traces_endpoint=options.traces_endpoint,
         ),
     )

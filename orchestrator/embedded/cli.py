@@ -69,6 +69,10 @@ def engine(
     ] = None,
     max_logprobs: Annotated[int, typer.Option(min=0, help="Bound of logprobs and prompt_logprobs.")] = 20,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Bound of a request body.")] = 16 << 20,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(help="Send a span for each request there, over OTLP/HTTP. Needs the extra otel."),
+    ] = None,
     shutdown_seconds: Annotated[
         int, typer.Option(min=0, help="How long running requests may finish after SIGTERM.")
     ] = 2,
@@ -88,6 +92,12 @@ def engine(
 
     configure_logging(log_level.value, log_format.value)
 
+    if otlp_traces_endpoint is not None:
+        try:
+            import orchestrator.embedded.traces  # noqa: F401
+        except ModuleNotFoundError:
+            typer.echo("error: --otlp-traces-endpoint needs the extra otel", err=True)
+            raise typer.Exit(1) from None
     options = EngineOptions(
         model=model,
         role=role.value,
@@ -110,6 +120,7 @@ def engine(
         transfer_over=transfer.value,
         advertised_host=transfer_advertise_host,
         max_body_bytes=max_body_bytes,
+        traces_endpoint=otlp_traces_endpoint,
     )
     try:
         surface = build_surface(options)

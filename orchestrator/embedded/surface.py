@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
@@ -24,6 +24,9 @@ from orchestrator.embedded.transfer_protocol import Transfer, compatibility
 from orchestrator.embedded.transfer_server import TransferServer, TransferServerSettings
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.protocol.validation import SHAPE_ERROR, decode_object
+
+if TYPE_CHECKING:
+    from orchestrator.embedded.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class SurfaceSettings:
     transfer_over: Transfer = "socket"
     advertised_host: str | None = None
     max_body_bytes: int = 16 << 20
+    traces_endpoint: str | None = None
 
 
 class ClientGone(Exception):
@@ -73,6 +77,7 @@ class EngineSurface:
             )
         self._metrics = registry(engine, limits.served_names[0], self._nixl)
         self._sessions: dict[str, set[Session]] = {}
+        self._traces: Traces | None = None
         self._compatibility = compatibility(
             engine.backend.fingerprint,
             engine.backend.store.layout.describe(),
@@ -111,6 +116,10 @@ class EngineSurface:
     async def start(self) -> None:
         """Warm up, then open for requests. Raises OSError or NixlError."""
         await asyncio.to_thread(self.engine.backend.warm_up)
+        if self._settings.traces_endpoint is not None:
+            from orchestrator.embedded.traces import Traces
+
+            self._traces = await asyncio.to_thread(Traces, self._settings.traces_endpoint)
         if self._nixl is not None:
             await self._nixl.open()
         self.engine.start()
@@ -121,6 +130,8 @@ class EngineSurface:
         await asyncio.to_thread(self.engine.stop)
         if self._nixl is not None:
             await self._nixl.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     def abort_all(self) -> None:
         """Every request under way ends as if it had been aborted."""
@@ -161,7 +172,7 @@ class EngineSurface:
         body = await self._json_body(scope, receive)
         call = parse_generate(body, self._limits)
         name = _header(scope, b"x-request-id") or call.request_id or secrets.token_hex(8)
-        work = asyncio.create_task(self._run(call, f"{ID_PREFIX}{name}", send))
+        work = asyncio.create_task(self._traced(scope, call, f"{ID_PREFIX}{name}", send))
         gone = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -172,6 +183,15 @@ class EngineSurface:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _traced(self, scope: Scope, call: GenerateCall, request_id: str, send: Send) -> None:
+        if self._traces is None:
+            await self._run(call, request_id, send)
+            return
+        names = ("traceparent", "tracestate")
+        context = {name: value for name in names if (value := _header(scope, name.encode())) is not None}
+        with self._traces.request(context, request_id, len(call.prompt), call.settings.max_tokens):
+            await self._run(call, request_id, send)
 
     async def _run(self, call: GenerateCall, request_id: str, send: Send) -> None:
         identity = EngineIdentity(

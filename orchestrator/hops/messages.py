@@ -46,6 +46,7 @@ class EngineAnswer(msgspec.Struct):
     """
 
     request_id: str = ""
+    model: str | None = None
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
     kv_transfer_params: dict[str, Any] | None = None

@@ -27,6 +27,8 @@ class Prefilled:
     kv_params: dict[str, Any] | None
     cached_tokens: int | None
     prompt_logprobs: msgspec.Raw | None
+    model: str | None
+    """The name that it serves the model by."""
 
 
 class PrefillClient:
@@ -50,6 +52,7 @@ class PrefillClient:
             kv_params=answer.kv_transfer_params,
             cached_tokens=answer.usage.cached_tokens if answer.usage else None,
             prompt_logprobs=present(answer.prompt_logprobs),
+            model=answer.model,
         )
 
 

@@ -39,6 +39,7 @@ from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.output import OutputPump, Reader
+from orchestrator.server.recording import Recording
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.tracing import Span
@@ -331,7 +332,7 @@ class Exchange:
             on_crash=run.crashed,
         )
         stream.prepare()
-        return stream
+        return Recording(run, stream) if self.streaming and self._recorded else stream
 
     # ---- what runs report ----------------------------------------------------------------------------------
 
@@ -424,14 +425,12 @@ class Exchange:
 
     def _end_stream(self) -> None:
         usage = self._usage() if self._include_usage else None
-        extra = {"pd_timing": self._timing_report()} if self._request.wants_timing else {}
-        end = self.dialect.end(StreamEnd(self.response_id, self.created, self.model, usage, extra))
+        end = self.dialect.end(StreamEnd(self.response_id, self.created, self.model, usage, self._extra()))
         if end:
             self.outbox.put(end)
 
-    async def _answer_whole(self) -> None:
-        services = self.services
-        whole = WholeAnswer(
+    def _whole_answer(self) -> WholeAnswer:
+        return WholeAnswer(
             self.endpoint,
             self.response_id,
             self.created,
@@ -441,6 +440,24 @@ class Exchange:
             self._prompts,
             self.runs,
         )
+
+    @property
+    def _recorded(self) -> bool:
+        """The record of a stream is in its usage chunk, so that no client gets one that it does not know."""
+        return self._request.wants_record and (self._include_usage or not self.streaming)
+
+    def _extra(self) -> dict[str, Any]:
+        """Fields of our own that the client has asked for."""
+        extra: dict[str, Any] = {}
+        if self._recorded:
+            extra["record"] = self._whole_answer().record(self.render_headers.get(FINGERPRINT_HEADER))
+        if self._request.wants_timing:
+            extra["pd_timing"] = self._timing_report()
+        return extra
+
+    async def _answer_whole(self) -> None:
+        services = self.services
+        whole = self._whole_answer()
         request = whole.derender_request()
         budget = self.budget(services.settings.timeouts.derender)
 
@@ -467,8 +484,8 @@ class Exchange:
         services.metrics.derender_calls.observe(perf_counter() - began)
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
-        if self._request.wants_timing:
-            answer = self.dialect.with_extra(answer, {"pd_timing": self._timing_report()})
+        if extra := self._extra():
+            answer = self.dialect.with_extra(answer, extra)
         self.outbox.put(answer)
         self._post_all(Event.FLUSHED)
 

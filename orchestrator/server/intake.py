@@ -25,6 +25,9 @@ FORWARDED_HEADERS: Final = (
 )  # fmt: skip
 """Go to every hop: they steer or trace, and identify nobody."""
 
+RECORDED: Final = frozenset({"chat", "completions"})
+"""Endpoints whose answers can have a record of their tokens."""
+
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
@@ -38,6 +41,8 @@ class ClientRequest:
     body: bytes
     model: str | None
     return_token_ids: bool
+    wants_record: bool
+    """``return_token_ids`` of an API that has a place for it, and nothing of the output is to be hidden."""
     timeout: float | None
     """Seconds, as the client asked."""
     wants_timing: bool
@@ -81,6 +86,7 @@ def read_request(
         _check_stateless(fields)
     timeout = requested_timeout(headers.get("x-request-timeout"), _value(fields, "timeout"))
     model = _value(fields, "model")
+    returns_ids = _value(fields, "return_token_ids") is True
     session = headers.get("x-session-id") or None
     forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
     if access is not None:
@@ -91,7 +97,8 @@ def read_request(
         body=body,
         # Anything else than a string is render's to refuse.
         model=model if isinstance(model, str) and model else None,
-        return_token_ids=_value(fields, "return_token_ids") is True,
+        return_token_ids=returns_ids,
+        wants_record=returns_ids and endpoint in RECORDED and _shows_reasoning(fields),
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
         wants_decisions=sees_members and headers.get("x-pd-explain") == "1",
@@ -102,6 +109,10 @@ def read_request(
         forwarded=forwarded,
         access=access,
     )
+
+
+def _shows_reasoning(fields: Mapping[str, msgspec.Raw]) -> bool:
+    return "include_reasoning" not in fields or _truthy(_value(fields, "include_reasoning"))
 
 
 def _check_stateless(fields: Mapping[str, msgspec.Raw]) -> None:

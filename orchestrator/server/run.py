@@ -308,7 +308,9 @@ class Run:
         """What decode has sent, kept where the run may go on elsewhere."""
         self.flushed = False
         self.output = Output()
-        """Everything decode has sent in this attempt; kept only for whole answers."""
+        """Everything decode has sent in this attempt; kept only for whole answers and records."""
+        self.chunk_lens: list[int] = []
+        """Tokens of each chunk that derender has read; kept only for records."""
         self.usage = RunUsage()
 
     def _extend_prompt(self) -> None:

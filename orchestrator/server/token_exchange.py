@@ -101,8 +101,8 @@ class TokenExchange(Exchange):
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
         answer = self._whole()
-        if self._request.wants_timing:
-            answer = self.dialect.with_extra(answer, {"pd_timing": self._timing_report()})
+        if extra := self._extra():
+            answer = self.dialect.with_extra(answer, extra)
         self.outbox.put(answer)
         self._post_all(Event.FLUSHED)
 

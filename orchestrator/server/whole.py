@@ -63,8 +63,22 @@ class WholeAnswer:
         )
         return dialect.whole(body, self.response_id, self.created, usage), usage
 
+    def record(self, fingerprint: str | None) -> dict[str, Any]:
+        """`render_tier.protocol.record`: what derender is given, and how a stream was cut."""
+        replies = []
+        for prompt in self.prompts:
+            reply = self._reply(prompt)
+            for choice, run in zip(reply["choices"], self._runs_of(prompt), strict=True):
+                choice["chunk_lens"] = run.chunk_lens or [len(run.output.token_ids)]
+                choice["weight_versions"] = run.output.weight_versions
+            replies.append(reply)
+        return {"fingerprint": fingerprint, "model": self.requested_model, "generate_responses": replies}
+
+    def _runs_of(self, prompt: RenderedPrompt) -> list[Run]:
+        return [run for run in self.runs if run.prompt is prompt]
+
     def _reply(self, prompt: RenderedPrompt) -> dict[str, Any]:
-        runs = [run for run in self.runs if run.prompt is prompt]
+        runs = self._runs_of(prompt)
         usage = total(
             [len(prompt.token_ids)], [runs[0].cached_tokens], [run.usage for run in runs], reasoning=False
         )

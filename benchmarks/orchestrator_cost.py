@@ -9,7 +9,11 @@ stream at a time of its own. CPU is the process's own (all workers), user and sy
 - *per request*: of the whole run less its tokens, over the requests;
 - *requests a second of CPU*: short answers, one after the other on every connection, over the CPU they took.
 
+A process that always has something to do finds more tokens waiting each time it looks, which makes them
+cheaper: with ``--step`` small enough the rows are those of a busy one.
+
     python -m benchmarks.orchestrator_cost --router PATH
+    python -m benchmarks.orchestrator_cost --router PATH --streams 512 --step 40
 """
 
 from __future__ import annotations
@@ -173,11 +177,13 @@ def main() -> None:
     )
     parser.add_argument("--router", type=Path, help="the vllm-router command, to be measured beside")
     parser.add_argument("--streams", type=int, nargs="+", default=list(STEADY), choices=list(STEADY))
+    parser.add_argument("--step", type=float, help="milliseconds of an engine's step, for every row")
     options = parser.parse_args()
     print(machine())
     rows, rates = [], []
     for streams in options.streams:
-        step, tokens = STEADY[streams]
+        usual_step, tokens = STEADY[streams]
+        step = options.step or usual_step
         for spread in (False, True):
             with tempfile.TemporaryDirectory() as logs, ExitStack() as exits:
                 for target in targets(exits, Path(logs), step, spread, options, 1):

@@ -122,6 +122,7 @@ async def test_the_page_can_be_read_in_light_in_dark_and_when_narrow(launch: Lau
     async with launch(decode=2) as stack:
         await a_member_differs(stack)
         await stack.http.post("/v1/chat/completions", json=BODY)
+        await stack.http.post("/admin/drain", json={"member": stack.decode[0].url})
         await page.open(f"{stack.url}/status")
         await page.until("document.querySelectorAll('#latency tbody tr').length > 0")
         papers = []

@@ -4,9 +4,9 @@
 
 TRL calls ``rollout_func(prompts, trainer)`` and reads ``prompt_ids``, ``completion_ids`` and ``logprobs``,
 lists with an entry for each prompt; what else is returned goes to the reward functions. Here every prompt is
-a conversation of several turns. Each turn's prompt begins with the IDs of the turn before (`continuation`), so
-what the trainer computes its loss on is what the model has seen and sampled. ``mask`` is 1 where the model
-wrote, 0 where the environment did.
+a conversation of several turns. Each turn's prompt begins with the IDs of the turn before (`continuation`),
+so what the trainer computes its loss on is what the model has seen and sampled. ``mask`` is 1 where the
+model wrote, 0 where the environment did.
 """
 
 from __future__ import annotations

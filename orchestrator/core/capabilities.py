@@ -112,6 +112,10 @@ class _Ready(msgspec.Struct):
     vocab_size: int | None = None
 
 
+class _Paused(msgspec.Struct):
+    is_paused: bool
+
+
 class _ModelConfig(msgspec.Struct):
     revision: str | None = None
     max_model_len: int | None = None
@@ -210,6 +214,14 @@ def from_server_info(body: bytes) -> Facts:
         lease_seconds=_lease(transfer),
         turn_seconds=_turn_seconds(transfer),
     )
+
+
+def is_paused(body: bytes) -> bool | None:
+    """``/is_paused``: whether the engine schedules nothing new until it is resumed."""
+    try:
+        return msgspec.json.decode(body, type=_Paused).is_paused
+    except _UNREADABLE:
+        return None
 
 
 def _dtype(name: str | None) -> str | None:

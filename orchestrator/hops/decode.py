@@ -12,16 +12,21 @@ import msgspec
 
 from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
 from orchestrator.hops.connections import Connection, Connections
-from orchestrator.hops.errors import Failed, Garbled, HopError, TimedOut, Unreachable, error_from_answer
+from orchestrator.hops.errors import (
+    Failed,
+    Garbled,
+    GivenUp,
+    HopError,
+    TimedOut,
+    Unreachable,
+    error_from_answer,
+)
 from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.hops.prefill import GENERATE
 from orchestrator.hops.transport import encode, garbled
 
 _decoder = msgspec.json.Decoder(EngineAnswer)
-
-ENDED_BY_ENGINE = frozenset({"abort", "error"})
-"""Finish reasons of a request that the engine gave up: not an answer."""
 
 Take = Callable[[EngineAnswer], None]
 
@@ -265,7 +270,9 @@ def _read(url: str, payload: bytes) -> EngineAnswer:
     if len(answer.choices) > 1:
         raise Garbled("decode", "the decode engine answered several choices to a request for one", member=url)
     reason = answer.choices[0].finish_reason
-    if reason in ENDED_BY_ENGINE:
+    if reason == "abort":
+        raise GivenUp("decode", "the decode engine gave the request up", detail=reason, member=url)
+    if reason == "error":
         raise Failed(
             "decode", "the decode engine gave the request up", retry_safe=True, detail=reason, member=url
         )

@@ -91,6 +91,13 @@ class Failed(HopError, BadGateway):
     """The member answered 5xx, or reported an error inside its stream."""
 
 
+class GivenUp(Failed):
+    """The engine has ended a request that nobody has aborted: it is being paused, say."""
+
+    retry_safe = True
+    member_fault = False
+
+
 class Garbled(HopError, BadGateway):
     """The member's answer is not what the protocol says."""
 

@@ -15,6 +15,7 @@ from orchestrator.core.capabilities import (
     from_ready,
     from_server_info,
     from_version,
+    is_paused,
 )
 
 
@@ -60,6 +61,22 @@ async def read_render(url: str, get: Get) -> Facts | None:
         return None
     # One that is busy or stopping says what it is all the same.
     return from_ready(ready.body).over(_read(models, from_models)).over(_read(version, from_version))
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    told: bool
+    """vLLM tells in its development mode alone."""
+    paused: bool
+
+
+async def read_pause(url: str, get: Get) -> Pause | None:
+    """Whether an engine is paused; None when it did not answer."""
+    answer = await get(f"{url}/is_paused")
+    if answer is None:
+        return None
+    paused = is_paused(answer.body) if answer.status == 200 else None
+    return Pause(paused is not None, paused is True)
 
 
 def _read(answer: Answer, reader: Callable[[bytes], Facts]) -> Facts:

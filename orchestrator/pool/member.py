@@ -12,7 +12,7 @@ from orchestrator.core.parity import Difference, fits
 from orchestrator.core.reported_cache import ReportedCache
 from orchestrator.core.selection import Candidate
 
-State = Literal["in", "joining", "down", "kept_out", "draining", "leaving"]
+State = Literal["in", "joining", "down", "kept_out", "draining", "paused", "leaving"]
 
 
 class Member:
@@ -20,7 +20,8 @@ class Member:
 
     __slots__ = (
         "active", "admitted", "breaker", "capabilities", "deaths", "differences", "draining", "generation",
-        "known", "leases", "leaving", "probed", "reports", "url",
+        "known", "leases", "leaving", "paused", "probed", "reports",
+        "tells_pauses", "url",
     )  # fmt: skip
 
     def __init__(self, url: str, breaker: Breaker, generation: str = "") -> None:
@@ -33,7 +34,11 @@ class Member:
         """KV that it holds for runs of ours."""
         self.probed: bool | None = None
         self.deaths = 0
-        """How often it was found dead; what was read of it before is of no use after."""
+        """How often it was found dead or paused; what was read of it before is of no use after."""
+        self.tells_pauses = False
+        """It says whether it is paused."""
+        self.paused = False
+        """It keeps new work waiting, while its weights are exchanged."""
         self.reports: ReportedCache | None = None
         """What it says of its cache, where it is listened to."""
         self.capabilities = Capabilities()
@@ -80,6 +85,11 @@ class Member:
     @property
     def welcome(self) -> bool:
         """New work may go to it, if it is alive."""
+        return self.holds_work and not self.paused
+
+    @property
+    def holds_work(self) -> bool:
+        """New work may wait at it, if it is alive."""
         return self.admitted and not self.draining and not self.leaving
 
     def pulls_from(self, prefill: Member) -> bool:
@@ -102,6 +112,8 @@ class Member:
             return "kept_out"
         if self.draining:
             return "draining"
+        if self.paused:
+            return "paused"
         return "in" if self.admitted and self.probed else "joining"
 
     @contextmanager

@@ -157,17 +157,21 @@ class Pool:
         self, suits: Callable[[Member], bool] = lambda _member: True, *, finishing: bool = False
     ) -> Sequence[Member]:
         """Who may get a leg: the members that are welcome, or else, for what is being finished or while
-        others are joining, whoever can. Nobody when all of them are dead, unless this role asks the dead."""
+        others are joining, whoever can; or else those that are paused, where it waits. Nobody when all of
+        them are dead, unless this role asks the dead."""
         takers = [member for member in self.members if member.welcome and suits(member)]
         if self._can_be_asked(takers):
             return takers
         if finishing or any(member.joining for member in self.members):
             takers = [
-                member for member in chain(self.members, self._leaving) if member.admitted and suits(member)
+                member
+                for member in chain(self.members, self._leaving)
+                if member.admitted and not member.paused and suits(member)
             ]
             if self._can_be_asked(takers):
                 return takers
-        return ()
+        takers = [member for member in self.members if member.paused and member.holds_work and suits(member)]
+        return takers if self._can_be_asked(takers) else ()
 
     def _can_be_asked(self, members: Sequence[Member]) -> bool:
         return any(member.alive for member in members) or (bool(members) and self._asks_the_dead)

@@ -22,7 +22,7 @@ from orchestrator.core.capabilities import Facts, from_transfer_params
 from orchestrator.core.common import Common, common
 from orchestrator.core.membership import ROLES, Key, MemberSpec, change, merged
 from orchestrator.core.parity import Joiner, Role, judge
-from orchestrator.pool.discovery import Get, read_engine, read_render
+from orchestrator.pool.discovery import Get, Pause, read_engine, read_pause, read_render
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.pool.sources.source import Source
@@ -255,10 +255,10 @@ class Fleet:
     # ---- looking and judging -------------------------------------------------------------------------------
 
     async def _look_and_judge(self, pool: Pool, member: Member) -> None:
-        before = (member.probed, member.known, member.admitted)
+        before = (member.probed, member.known, member.admitted, member.paused)
         if await self._look(pool, member):
             self._judge()
-        if (member.probed, member.known, member.admitted) != before:
+        if (member.probed, member.known, member.admitted, member.paused) != before:
             self._on_change(pool, member)
         self._sweep()
 
@@ -270,9 +270,14 @@ class Fleet:
         if well and (not member.known or self._loop.time() >= self._read_at.get(member, 0.0)):
             read = read_render if role == "render" else read_engine
             facts = await read(member.url, self._get)
+        pause = None if well else Pause(told=False, paused=False)
+        if well and role != "render" and (facts is not None or member.tells_pauses):
+            pause = await read_pause(member.url, self._get)
         if member.leaving or member.deaths != deaths:
             return False  # what was found is of another member, or of one that has died since
         changed = self._became(pool, member, well=well)
+        if pause is not None:
+            self._note_pause(pool, member, pause)
         if facts is None:
             return changed
         before = member.capabilities.reported
@@ -297,6 +302,16 @@ class Fleet:
             and not any(member.admitted and member.pulls_from(busy) for member in decode.members)
         ]
         decode.sweep(lambda member: member.alive and any(member.pulls_from(busy) for busy in orphans))
+
+    def _note_pause(self, pool: Pool, member: Member, pause: Pause) -> None:
+        """What it had cached belongs to the weights that it had."""
+        member.tells_pauses = pause.told
+        if pause.paused == member.paused:
+            return
+        member.paused = pause.paused
+        log.info("member paused" if pause.paused else "member goes on", role=pool.role, member=member.url)
+        member.deaths += 1
+        pool.forget(member)
 
     def _became(self, pool: Pool, member: Member, *, well: bool) -> bool:
         """Whether it was not so before."""

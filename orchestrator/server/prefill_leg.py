@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
-from orchestrator.hops.errors import Failed, HopError, Overloaded, TimedOut
+from orchestrator.hops.errors import Failed, GivenUp, HopError, Overloaded, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import Place
@@ -110,6 +110,10 @@ class PrefillLeg(Leg):
 
     def _useless(self, answer: Prefilled, problem: str) -> None:
         run = self.run
+        if answer.finish_reason == "abort" and not run.recalling:
+            self._note_left("prefill_aborted")
+            self._failed(GivenUp("prefill", "the prefill engine gave the request up", detail=problem))
+            return
         if (left := left_by(self.services, self.member, answer)) is not None:
             self._note_left(left)
         if not run.recalling:

@@ -25,7 +25,7 @@ from orchestrator.core.request_records import RequestRecords
 from orchestrator.core.selection import Affinity, Candidate, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
-from orchestrator.hops.errors import Absent, HopError, HopName, Misconfigured, NoMembers, Unreachable
+from orchestrator.hops.errors import Absent, GivenUp, HopError, HopName, Misconfigured, NoMembers, Unreachable
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
@@ -244,7 +244,7 @@ class Services:
         if isinstance(error, Absent):
             if member.alive:
                 self.fleet.died(pool, member)
-        elif isinstance(error, Unreachable):
+        elif isinstance(error, Unreachable | GivenUp):
             self.fleet.doubt(member)
 
     def require_open(self) -> None:

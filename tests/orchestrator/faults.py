@@ -138,6 +138,8 @@ class Tier:
         """What other routes that are read tell, by path."""
         self.plan: Plan | None = None
         """Asked for a fault when none is scripted for the path."""
+        self.paused: bool | None = None
+        """What ``/is_paused`` tells; None: there is no such route."""
         self.weight_versions: list[dict[str, Any]] = []
         """What the last chunk of a stream says."""
         self.violations: list[str] = []
@@ -589,6 +591,11 @@ class Tier:
         model = self.facts.get("model_config", {})
         return {"revision": model.get("revision"), "cache": self.facts.get("cache_config")}
 
+    async def is_paused(self, _request: web.Request) -> web.StreamResponse:
+        if self.paused is None:
+            raise web.HTTPNotFound
+        return web.json_response({"is_paused": self.paused})
+
     async def server_info(self, _request: web.Request) -> web.StreamResponse:
         if not self.facts:
             raise web.HTTPNotFound
@@ -647,6 +654,7 @@ async def serving(tier: Tier) -> AsyncIterator[Tier]:
         app.router.add_get(path, tier.report)
     app.router.add_get("/health", tier.health)
     app.router.add_get("/server_info", tier.server_info)
+    app.router.add_get("/is_paused", tier.is_paused)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

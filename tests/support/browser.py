@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 from asyncio.subprocess import DEVNULL
 from base64 import b64decode
@@ -89,7 +91,7 @@ async def browsing(program: str) -> AsyncIterator[Page]:
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             program, *OPTIONS, f"--user-data-dir={profile}", "about:blank",
-            stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL,
+            stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
             port = await _port(process, Path(profile))
@@ -102,8 +104,9 @@ async def browsing(program: str) -> AsyncIterator[Page]:
                         await page.call(f"{domain}.enable")
                     yield page
         finally:
+            # What is started may be a script that runs the browser, which has processes of its own.
             with contextlib.suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
 

@@ -196,6 +196,17 @@ class TestChat:
     def test_tools_that_are_gone(self, turn: Conversation) -> None:
         assert turn.report(NEXT, tools=None) == ("frame_differs", 0)
 
+    def test_instructions_that_were_put_in(self, turn: Conversation) -> None:
+        turn.prompt = turn.render([USER], tools=None).token_ids
+        told = {"role": "system", "content": "Be brief."}
+        assert turn.report([told, *NEXT], tools=None) == ("frame_differs", 0)
+
+    def test_an_output_that_is_longer_than_its_message(
+        self, turn: Conversation, qwen3_assets: ModelAssets
+    ) -> None:
+        more = qwen3_assets.tokenizer.ids("\n<tool_call>\n{}\n</tool_call>", add_special_tokens=False)
+        assert turn.report(NEXT, output=[*turn.output, *more]) == ("answer_rewritten", 1)
+
     def test_what_the_generation_prompt_wrote(self, turn: Conversation, qwen3_assets: ModelAssets) -> None:
         quiet: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
         turn.prompt = turn.render([USER], **quiet).token_ids

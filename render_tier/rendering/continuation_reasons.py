@@ -110,9 +110,9 @@ class Diagnosis:
         start = self._place_of_change(found, _longer(self._messages[found], at_end=False))
         if start is None or parted.agreed >= start:
             return Difference("message_differs", found)
-        goes_on = parted.given >= self._given.prompt_length
-        if goes_on and found and self._messages[found - 1]["role"] == "assistant":
-            return Difference(self._about_answer(found - 1, parted), found - 1)  # longer than its message
+        before = found - 1
+        if found and self._messages[before]["role"] == "assistant" and self._is_last_answer(before, parted):
+            return Difference(self._about_answer(before, parted), before)  # longer than its message
         between = [(end, i) for i, end in self._instructions.items() if parted.agreed <= end < start]
         return Difference("frame_differs", min(between)[1] if between else found)
 

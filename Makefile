@@ -43,7 +43,8 @@ fault-campaign: venv ## 5,000 requests with random faults on every hop (minutes)
 	FAULT_REQUESTS=$${FAULT_REQUESTS:-5000} $(BIN)/pytest -q -s --no-header tests/faults/test_campaign.py
 
 continuation-campaign: models ## 10,000 random conversations continued from their IDs (minutes); CONTINUATION_SEED=n repeats one
-	CONTINUATIONS=$${CONTINUATIONS:-10000} $(BIN)/pytest -q -s --no-header tests/continuation/test_campaign.py
+	CONTINUATIONS=$${CONTINUATIONS:-10000} CONTINUATION_SEED=$${CONTINUATION_SEED:-$$(date +%s)} \
+	  $(BIN)/pytest -q -s --no-header tests/continuation/test_campaign.py
 
 demo: models-demo ## all four hops here, a chat, what happened; ENGINE=vllm: real vLLM; ARGS=--keep: leave it running
 ifeq ($(ENGINE),vllm)

@@ -1,13 +1,12 @@
 """The randomized campaign (`campaign.py`) over every family.
 
-CONTINUATIONS (default 330) conversations with CONTINUATION_SEED (default: drawn anew, and printed); 10,000 of
-them by `make continuation-campaign`.
+CONTINUATIONS (default 330) conversations with CONTINUATION_SEED (by default always the same); 10,000 of them,
+with a new seed each time, by `make continuation-campaign`.
 """
 
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from tests.continuation.campaign import Campaign
 from tests.continuation.families import FAMILIES, load
 
 COUNT = int(os.environ.get("CONTINUATIONS", "330"))
-SEED = int(os.environ.get("CONTINUATION_SEED") or random.randrange(2**32))
+SEED = int(os.environ.get("CONTINUATION_SEED", "20301130"))
 
 
 @pytest.mark.timeout(300 + COUNT)

@@ -73,6 +73,5 @@ def merged_generate_response(
         "usage": usage.as_json(),
         "prompt_token_ids": prompt_token_ids,
         "prompt_logprobs": prompt_logprobs,
-        "kv_transfer_params": None,
         "output_mode": "tokens",
     }

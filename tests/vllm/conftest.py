@@ -18,7 +18,7 @@ from tests.support.processes import ServerProcess, engine_server, render_tier_se
 from tests.support.prompts import distinct_prompts
 
 SERVERS = {
-    "pair": ("clients", "clients_lm_eval", "coupled", "nixl_hybrid", "nixl_pair*"),
+    "pair": ("clients", "clients_lm_eval", "coupled", "nixl_hybrid", "nixl_pair*", "token_clients"),
     "engines": ("engine_equals_vllm", "mixed_parts"),
     "render": ("render_equals_vllm", "derender_equals_vllm"),
 }

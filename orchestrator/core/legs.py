@@ -187,8 +187,8 @@ def prefill_leg(
     for name in _TOKEN_ONLY_FIELDS:
         sampling.pop(name, None)
     sampling |= {"n": 1, "max_tokens": 1, "min_tokens": 0, "ignore_eos": True, "output_kind": _WHOLE}
-    asks = {"do_remote_decode": True, "do_remote_prefill": False}
-    params = {**PREFILL_PARAMS, **(turn or {}), **asks}
+    # ``turn`` names an engine and its blocks, and asks for a remote decode as PREFILL_PARAMS do.
+    params = {**PREFILL_PARAMS, **(turn or {}), "do_remote_prefill": False}
     return _leg(prompt, request_id, sampling, params, placement, stream=False)
 
 

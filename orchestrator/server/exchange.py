@@ -39,12 +39,13 @@ from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.output import OutputPump, Reader
+from orchestrator.server.planning import goes_through_prefill, require_servable
 from orchestrator.server.recording import Recording
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.tracing import Span
 from orchestrator.server.whole import WholeAnswer
-from render_tier.protocol.errors import ApiError, BadRequest, GatewayTimeout, Unavailable
+from render_tier.protocol.errors import ApiError, GatewayTimeout, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -218,7 +219,7 @@ class Exchange:
         for each in list(self.runs):
             # The first run's failure (no members, say) ends the others before they begin.
             if not each.machine.over:
-                through_prefill = self._goes_through_prefill(each)
+                through_prefill = goes_through_prefill(self.services, each)
                 each.post(Event.RENDERED if through_prefill else Event.RENDERED_DIRECT)
 
     async def _render_on(self, member: Member) -> Rendered:
@@ -242,26 +243,10 @@ class Exchange:
 
         Raises ``ApiError``.
         """
-        settings = self.services.settings
         access = self._request.access
         prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
         self._prompts = prompts
-        count = sum(prompt.choices for prompt in prompts)
-        if count > settings.limits.runs_per_request:
-            raise BadRequest(
-                f"prompts times n is {count}, which exceeds the limit of {settings.limits.runs_per_request}",
-                param="n",
-            )
-        for prompt in prompts:
-            feature = legs.unsupported_feature(prompt.sampling, self.services.engine_capabilities)
-            if feature is not None:
-                raise BadRequest(
-                    f"this request needs {feature}, which the token-only engines behind this endpoint cannot"
-                    " do. response_format, forced or strict tool choice, parallel_tool_calls=false, bad_words"
-                    " and thinking budgets need engines declared in policy.engine_capabilities.",
-                    param=feature,
-                )
-            self._check_engines_can_take(prompt)
+        require_servable(self.services, prompts)
         self.streaming = prompts[0].stream
         self._include_usage = prompts[0].include_usage or self.dialect.ends_with_usage
         self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
@@ -276,37 +261,6 @@ class Exchange:
                 self._open_runs += 1
             self.runs[index].prompt = prompt
             self.runs[index].affinity = affinities[id(prompt)]
-
-    def _check_engines_can_take(self, prompt: legs.RenderedPrompt) -> None:
-        """Raises ``BadRequest`` for what no engine may see, or some engine would refuse."""
-        limits = self.services.engine_limits
-        if limits.vocab_size is not None:
-            alien = legs.out_of_vocabulary(prompt.token_ids, limits.vocab_size)
-            if alien is not None:
-                raise BadRequest(f"token id {alien} is outside the vocabulary (0 to {limits.vocab_size - 1})")
-        window, count = limits.max_model_len, len(prompt.token_ids)
-        if window is not None and count >= window:
-            raise BadRequest(
-                f"The engines' maximum context length is {window} tokens. However, your prompt contains"
-                f" {count} input tokens, which leaves no room for output. Please reduce the length of the"
-                " input prompt.",
-                param="input_tokens",
-            )
-
-    def _goes_through_prefill(self, run: Run) -> bool:
-        settings, prompt = self.services.settings, run.prompt
-        assert prompt is not None
-        if not self.services.disaggregated:
-            return False
-        if settings.policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
-            return False
-        if settings.policy.skip_prefill_below_uncached_tokens:
-            blocks = self.services.decode_pool.would_find_cached(run.affinity)
-            cached = blocks * settings.selection.prefix_block_tokens
-            if cached and len(prompt.token_ids) - cached < settings.policy.skip_prefill_below_uncached_tokens:
-                run.decodes_where_cached = True
-                return False
-        return len(prompt.token_ids) >= settings.policy.skip_prefill_below_tokens
 
     def note_decision(self, role: str, decision: Decision) -> None:
         if len(self.decisions) < NOTED_DECISIONS:

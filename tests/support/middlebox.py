@@ -76,8 +76,11 @@ class Middlebox:
         self._loop.close()
 
     async def _begin(self) -> None:
+        # A connection for each request: an engine that was stopped for longer than its keep-alive closes an
+        # idle one before it reads what has meanwhile arrived there.
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None), connector=aiohttp.TCPConnector(limit=0)
+            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._pass_on)

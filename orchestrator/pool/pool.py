@@ -199,6 +199,10 @@ class Pool:
     def failed(self, member: Member) -> None:
         member.breaker.failed(self._clock())
 
+    def avoids(self, member: Member) -> bool:
+        """Its breaker is open: new work goes to others while there are any."""
+        return member.breaker.is_open(self._clock())
+
     def _decide(
         self, members: Sequence[Member], tried: Collection[str], affinity: Affinity, policy: PolicyName
     ) -> Decision:

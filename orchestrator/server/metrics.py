@@ -82,6 +82,9 @@ class _StateCollector(Collector):
         """Who is let in, and what keeps the others out."""
         labels = ["role", "member"]
         admitted = GaugeMetricFamily("pd_member_admitted", "New work may go to it.", labels=labels)
+        avoided = GaugeMetricFamily(
+            "pd_member_breaker_open", "It failed several times in a row.", labels=labels
+        )
         leases = GaugeMetricFamily("pd_member_leases", "KV it holds for runs of ours.", labels=labels)
         differs = GaugeMetricFamily(
             "pd_member_difference",
@@ -91,6 +94,7 @@ class _StateCollector(Collector):
         for pool in self._pools:
             for member in pool.members:
                 admitted.add_metric([pool.role, member.url], float(member.welcome))
+                avoided.add_metric([pool.role, member.url], float(pool.avoids(member)))
                 leases.add_metric([pool.role, member.url], member.leases)
                 for difference in member.differences:
                     keeps_out = "true" if difference.keeps_out else "false"
@@ -100,7 +104,7 @@ class _StateCollector(Collector):
         )
         for followed in self.sources:
             failures.add_metric([followed.source.name], followed.failures)
-        yield from (admitted, leases, differs, failures)
+        yield from (admitted, avoided, leases, differs, failures)
 
     def _kv_indexes(self) -> Iterator[Metric]:
         labels = ["role", "member"]
@@ -192,6 +196,18 @@ class Metrics:
             "pd_turn_reuse",
             "Prefills that asked for a kept turn's KV, by result.",
             ["result"],
+            registry=registry,
+        )
+        self.conversations = Counter(
+            "pd_conversations",
+            "Chats that name the turn they go on from, by what became of it.",
+            ["result"],
+            registry=registry,
+        )
+        self.store_failures = Counter(
+            "pd_store_failures",
+            "Operations of the store that failed, or were left out because one has just failed.",
+            ["operation"],
             registry=registry,
         )
         self.queue_seconds = Histogram(

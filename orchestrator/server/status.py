@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from orchestrator import __version__
 from orchestrator.pool.member import Member
+from orchestrator.pool.pool import Pool
 from orchestrator.server.fleet import Followed
 from orchestrator.server.services import Services
 
@@ -29,7 +30,7 @@ def status(services: Services) -> dict[str, Any]:
         "missing_roles": services.missing_roles(),
         "in_flight": services.integrity.in_flight,
         "pools": {
-            pool.role: [_member(services, member) for member in (*pool.members, *pool.leaving)]
+            pool.role: [_member(pool, member) for member in (*pool.members, *pool.leaving)]
             for pool in services.pools
         },
         "engine_limits": {
@@ -53,13 +54,13 @@ def status(services: Services) -> dict[str, Any]:
     }
 
 
-def _member(services: Services, member: Member) -> dict[str, Any]:
+def _member(pool: Pool, member: Member) -> dict[str, Any]:
     return {
         "url": member.url,
         "generation": member.generation,
         "state": member.state,
         "healthy": member.probed,
-        "breaker": "open" if member.breaker.is_open(services.now()) else "closed",
+        "breaker": "open" if pool.avoids(member) else "closed",
         "in_flight": member.active,
         "leases": member.leases,
         "capabilities": member.capabilities.as_json(),

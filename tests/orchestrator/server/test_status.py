@@ -53,6 +53,19 @@ async def test_the_status_tells_what_is_under_way_and_what_was(launch: Launch) -
         assert (await status(stack))["pools"]["prefill"][0]["leases"] == 0
 
 
+async def test_an_open_breaker_shows_in_status_and_metric(launch: Launch) -> None:
+    async with launch(decode=2) as stack:
+        avoided = list(stack.services.decode_pool.members)[1]
+        for _ in range(stack.services.settings.health.breaker_threshold):
+            stack.services.decode_pool.failed(avoided)
+        members = (await status(stack))["pools"]["decode"]
+        assert [member["breaker"] for member in members] == ["closed", "open"]
+        lines = (await stack.http.get("/metrics")).text.splitlines()
+        values = [line.rsplit(" ", 1) for line in lines if line.startswith("pd_member_breaker_open{")]
+        assert [float(value) for labels, value in values if avoided.url in labels] == [1.0]
+        assert sum(float(value) for _, value in values) == 1
+
+
 async def test_a_drained_member_finishes_and_gets_nothing_new(launch: Launch) -> None:
     async with launch(decode=2, settings={"selection": {"decode": "round_robin"}}) as stack:
         first, second = stack.decode

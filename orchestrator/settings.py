@@ -20,6 +20,7 @@ from orchestrator.core.parity import Role
 from orchestrator.membership_settings import Declared, Membership, Parity
 from orchestrator.security_settings import Auth, MemberTls, ServerTls
 from orchestrator.setting_types import Count, Seconds, Section, Url
+from orchestrator.turn_settings import ConversationSettings, StoreSettings, TurnSettings
 
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Set in every pod."""
@@ -175,17 +176,6 @@ class Lease(Section):
     """Of the served model, over all its layers. When set, stranded KV is counted in bytes too."""
 
 
-class TurnSettings(Section):
-    """KV that a decode engine keeps after a turn is read by the prefill engine of the next one, where both
-    say that they can (vLLM's ``bidirectional_kv_xfer``; ``declared`` where they do not tell)."""
-
-    reuse: bool = True
-    fraction: Annotated[float, Field(gt=0, le=1)] = 2 / 3
-    """Our own deadline, as a fraction of the time that the engine keeps it."""
-    entries: Count = 10_000
-    """Turns that are remembered."""
-
-
 class PolicySettings(Section):
     held_kv: Literal["free", "lease"] = "free"
     """KV of a request given up between prefill and decode: pull it with a one-token decode, or let the lease
@@ -292,6 +282,8 @@ class Settings(Section):
     timeouts: Timeouts = Timeouts()
     lease: Lease = Lease()
     turns: TurnSettings = TurnSettings()
+    conversations: ConversationSettings = ConversationSettings()
+    store: StoreSettings = StoreSettings()
     policy: PolicySettings = PolicySettings()
     limits: Limits = Limits()
     admission: Admission = Admission()

@@ -96,6 +96,8 @@ async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     first = await outbox.next()
     explanation = exchange.explanation()
     explained = [] if explanation is None else [(b"x-pd-decisions", explanation)]
+    if exchange.continuation_header is not None:
+        explained.append((b"x-pd-continuation", exchange.continuation_header))
     if first is None:
         # An error, or nobody is there any more.
         if outbox.error is not None:

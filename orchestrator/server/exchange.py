@@ -32,7 +32,6 @@ from orchestrator.hops.errors import HopError, NoMembers
 from orchestrator.hops.render import FINGERPRINT_HEADER, PATHS, Rendered
 from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
-from orchestrator.server.admission import Busy
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.derender_stream import DerenderStream
 from orchestrator.server.intake import ClientRequest
@@ -70,6 +69,8 @@ class Exchange:
         self.model = request.model
         self.return_token_ids = request.return_token_ids
         self._forwarded = request.forwarded
+        self._conversation = services.conversations.of(request.continues, request.who.tenant, request.model)
+        self._render_body = request.body
         self.span = services.tracing.request(
             PATHS[self.endpoint],
             request.forwarded,
@@ -93,7 +94,7 @@ class Exchange:
         self._render_attempts = 0
         self._render_tried: set[str] = set()
         self._render_task: asyncio.Task[None] | None = None
-        self._whole_task: asyncio.Task[None] | None = None
+        self._last_task: asyncio.Task[None] | None = None
         self._open_runs = 1
         self._completed_runs = 0
         self._continuous_usage = False
@@ -171,6 +172,8 @@ class Exchange:
         try:
             if self._render_attempts == 1:
                 await self._enter()
+                if self._conversation is not None:
+                    self._render_body = await self._conversation.body(self._request.body)
             async with admission.place("render", self.who):
                 member = services.render_pool.choose(
                     self._render_tried,
@@ -181,9 +184,6 @@ class Exchange:
                 if member is None:
                     raise NoMembers("render", "there is no render tier")
                 rendered = await self._render_on(member)
-        except Busy as error:
-            run.post(Event.RENDER_FAILED, error)
-            return
         except HopError as error:
             if member is None:
                 run.post(Event.RENDER_FAILED, error)
@@ -195,6 +195,10 @@ class Exchange:
                 run.post(Event.RENDER_RETRY)
             else:
                 run.post(Event.RENDER_FAILED, error)
+            return
+        except ApiError as error:
+            # No place, or nothing to go on from.
+            run.post(Event.RENDER_FAILED, error)
             return
         services.render_pool.succeeded(member)
         self.generation.rendered_by(member.generation)
@@ -229,7 +233,7 @@ class Exchange:
         try:
             with member.busy():
                 rendered = await self.services.render_client.render(
-                    member.url, self.endpoint, self._request.body, self.call_headers(span, budget), budget
+                    member.url, self.endpoint, self._render_body, self.call_headers(span, budget), budget
                 )
         except HopError as error:
             span.end(error)
@@ -247,6 +251,8 @@ class Exchange:
         prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
         self._prompts = prompts
         require_servable(self.services, prompts)
+        if self._conversation is not None:
+            self._conversation.rendered(prompts[0])
         self.streaming = prompts[0].stream
         self._include_usage = prompts[0].include_usage or self.dialect.ends_with_usage
         self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
@@ -286,7 +292,7 @@ class Exchange:
             on_crash=run.crashed,
         )
         stream.prepare()
-        return Recording(run, stream) if self.streaming and self._recorded else stream
+        return Recording(run, stream) if self.streaming and (self._recorded or self._keeps_turn) else stream
 
     # ---- what runs report ----------------------------------------------------------------------------------
 
@@ -305,11 +311,17 @@ class Exchange:
         if frames:
             self.outbox.put(frames)
 
+    @property
+    def ends_with_runs(self) -> bool:
+        """Nothing is left to do when every run has its output."""
+        return self.streaming and not self._keeps_turn
+
     def run_flushed(self) -> None:
-        """For whole answers: made when every run has its output."""
-        if all(run.flushed for run in self.runs) and self._whole_task is None:
-            self._whole_task = self.services.supervisor.spawn(
-                self._answer_whole(), f"derender {self.base_id}", self.runs[0].crashed
+        """For whole answers, made when every run has its output, and turns that are kept."""
+        if all(run.flushed for run in self.runs) and self._last_task is None:
+            last = self._keep_turn() if self.streaming else self._answer_whole()
+            self._last_task = self.services.supervisor.spawn(
+                last, f"derender {self.base_id}", self.runs[0].crashed
             )
 
     def run_completed(self) -> None:
@@ -338,7 +350,7 @@ class Exchange:
         self._open_runs -= 1
         if self._open_runs:
             return
-        for task in (self._render_task, self._whole_task):
+        for task in (self._render_task, self._last_task):
             if task is not None and not task.done():
                 task.cancel()
         self._deadline_timer.cancel()
@@ -408,6 +420,8 @@ class Exchange:
         if self._request.wants_timing:
             extra["pd_timing"] = self._timing_report()
         return extra
+        if self._conversation is not None and (self._include_usage or not self.streaming):
+            extra["continuation"] = self._conversation.report
 
     async def _answer_whole(self) -> None:
         services = self.services
@@ -443,9 +457,34 @@ class Exchange:
         self.outbox.put(answer)
         self._post_all(Event.FLUSHED)
 
+        if self._keeps_turn:
+            await self._store_turn()
     # ---- the record ----------------------------------------------------------------------------------------
 
     def _report(self) -> None:
+    # ---- the conversation ----------------------------------------------------------------------------------
+
+    @property
+    def _keeps_turn(self) -> bool:
+        return self._conversation is not None and self._conversation.keeps(self._prompts[0])
+
+    async def _keep_turn(self) -> None:
+        """Of a stream, whose end its client is told after."""
+        await self._store_turn()
+        self._post_all(Event.FLUSHED)
+
+    async def _store_turn(self) -> None:
+        assert self._conversation is not None
+        [run] = self.runs
+        # As derender counts them: decode may have sent more, past a stop string.
+        output = run.output.token_ids[: self._usage().completion_tokens]
+        await self._conversation.keep(self._prompts[0], output)
+
+    @property
+    def continuation_header(self) -> bytes | None:
+        """What became of the turn that the client named, once render has answered."""
+        return None if self._conversation is None else self._conversation.header
+
         outcome, timing, error = self._outcome or "abandoned", self.timing, self._error
         timing.mark("finished", perf_counter())
         metrics, usage = self.services.metrics, self._usage()

@@ -28,11 +28,25 @@ FORWARDED_HEADERS: Final = (
 RECORDED: Final = frozenset({"chat", "completions"})
 """Endpoints whose answers can have a record of their tokens."""
 
+MAX_CONVERSATION_ID: Final = 256
+"""Characters."""
+
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Continues:
+    """How a chat names the turn that it goes on from."""
+
+    conversation_id: str | None
+    carried: bool
+    """Its token IDs are in the request."""
+    strict: bool
+    """Another prompt is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,8 @@ class ClientRequest:
     return_token_ids: bool
     wants_record: bool
     """``return_token_ids`` of an API that has a place for it, and nothing of the output is to be hidden."""
+    continues: Continues | None
+    """None where the client names no turn."""
     timeout: float | None
     """Seconds, as the client asked."""
     wants_timing: bool
@@ -99,6 +115,7 @@ def read_request(
         model=model if isinstance(model, str) and model else None,
         return_token_ids=returns_ids,
         wants_record=returns_ids and endpoint in RECORDED and _shows_reasoning(fields),
+        continues=_continues(fields) if endpoint == "chat" else None,
         timeout=timeout,
         wants_timing=headers.get("x-pd-timing") == "1",
         wants_decisions=sees_members and headers.get("x-pd-explain") == "1",
@@ -109,6 +126,18 @@ def read_request(
         forwarded=forwarded,
         access=access,
     )
+
+
+def _continues(fields: Mapping[str, msgspec.Raw]) -> Continues | None:
+    """Raises ``BadRequest``."""
+    name = _value(fields, "conversation_id")
+    carried = _value(fields, "continuation") is not None
+    if name is None and not carried:
+        return None
+    if name is not None and not (isinstance(name, str) and 0 < len(name) <= MAX_CONVERSATION_ID):
+        allowed = f"a string of 1 to {MAX_CONVERSATION_ID} characters"
+        raise BadRequest(f"conversation_id must be {allowed}", param="conversation_id")
+    return Continues(name, carried, _truthy(_value(fields, "continuation_strict")))
 
 
 def _shows_reasoning(fields: Mapping[str, msgspec.Raw]) -> bool:

@@ -13,7 +13,7 @@ from orchestrator.core.turns import Holder, Turn, Turns, UnusableTurn, checked, 
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.metrics import Metrics
-from orchestrator.settings import TurnSettings
+from orchestrator.turn_settings import TurnSettings
 
 log = structlog.get_logger(__name__)
 

@@ -324,9 +324,10 @@ class Run:
             self._flushed()
 
     def _flushed(self) -> None:
-        """A stream's run is at its end; a whole answer is derendered when all its runs have come here."""
+        """The run is at its end, unless something is left to do for all of them: a whole answer is derendered
+        when all its runs have come here."""
         self.flushed = True
-        if self.exchange.streaming:
+        if self.exchange.ends_with_runs:
             self.post(Event.FLUSHED)
         else:
             self.exchange.run_flushed()

@@ -35,6 +35,7 @@ from orchestrator.pool.discovery import Answer
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.admission import Admission
+from orchestrator.server.conversations import KeptConversations
 from orchestrator.server.drains import Drains
 from orchestrator.server.fleet import Fleet, FleetLimits
 from orchestrator.server.integrity import Integrity
@@ -42,6 +43,7 @@ from orchestrator.server.kept_turns import KeptTurns
 from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.sources import declared_facts, fixed_members, sources
+from orchestrator.server.stores import open_store
 from orchestrator.server.supervisor import Supervisor
 from orchestrator.server.tracing import Tracing
 from orchestrator.settings import Settings
@@ -107,6 +109,10 @@ class Services:
         self.kept_turns = KeptTurns(
             settings.turns, self.decode_pool, self.metrics, self.used_params, self.now
         )
+        self.store = open_store(
+            settings.store, self.now, lambda operation: self.metrics.store_failures.labels(operation).inc()
+        )
+        self.conversations = KeptConversations(settings.conversations, self.store, self.metrics, self.now)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(
             settings.admission,
@@ -221,6 +227,8 @@ class Services:
             await self.sessions.close()
         for transport in (self._probe_transport, self._render_transport, self.engine_transport):
             await transport.close()
+        if self.store is not None:
+            await self.store.close()
         await self.tracing.close()
 
     def note_failure(self, pool: Pool, member: Member, error: HopError, leg: str = "") -> None:

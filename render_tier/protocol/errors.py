@@ -58,6 +58,12 @@ class BadRequest(ApiError):
     type = "BadRequestError"
 
 
+class ContinuationRefused(BadRequest):
+    """The prompt does not go on from the token IDs of the turn before, which the client insists on (400)."""
+
+    type = "ContinuationRefusedError"
+
+
 class NotFound(ApiError):
     """The named model (or other object) is not served here (404)."""
 

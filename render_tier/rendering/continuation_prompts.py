@@ -10,7 +10,7 @@ from render_tier.core.table import ReasoningFormat
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.engines import TokenEngine
 from render_tier.protocol.chat import ChatCompletionRequest, Continuation
-from render_tier.protocol.errors import ApiError, BadRequest
+from render_tier.protocol.errors import ApiError, ContinuationRefused
 from render_tier.protocol.generate import ContinuationReport
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.continuation import Continued, common_length, continued
@@ -18,7 +18,6 @@ from render_tier.rendering.continuation_reasons import DETAILS, Diagnosis, Diffe
 from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.token_ids import PromptIds, part_of
 
-REFUSED = "ContinuationRefusedError"
 EXCLUDED = {
     "truncate_prompt_tokens": "the prompt would not begin with the token IDs any more",
     "return_token_offsets": "token IDs that were given have no place in the templated text",
@@ -136,10 +135,9 @@ def _render_other(
         return None
 
 
-def _refused(report: ContinuationReport) -> BadRequest:
+def _refused(report: ContinuationReport) -> ContinuationRefused:
     where = "continuation" if report.message is None else f"messages.{report.message}"
-    return BadRequest(
+    return ContinuationRefused(
         f"{report.reason}: {where}: {report.detail}. The prompt does not go on from the token IDs given.",
         param=where,
-        type=REFUSED,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 
 from render_tier.client import Client, Refused
@@ -40,6 +42,31 @@ def test_the_second_prompt_begins_with_the_ids_of_the_first_turn(client: Client)
     with pytest.raises(Refused, match="message_differs") as refused:
         client.chat({**asked, "messages": [MORE, first.message, MORE]})
     assert (refused.value.status, refused.value.param) == (400, "messages.0")
+
+
+def test_a_conversation_is_named_instead_of_carried(client: Client, orchestrator: ServerProcess) -> None:
+    named: dict[str, Any] = {**FIELDS, "conversation_id": "a conversation"}
+    first = client.chat({**named, "messages": [USER]})
+    assert first.body["continuation"]["reason"] == "unknown_conversation"
+    sample = first.samples[0]
+    history = [USER, sample.message, MORE]
+    insisting = {**named, "messages": history, "continuation_strict": True, "stream": True,
+                 "stream_options": {"include_usage": True}}  # fmt: skip
+    reply = httpx.post(f"{orchestrator.url}/v1/chat/completions", json=insisting, timeout=60)
+    before = len(sample.prompt_token_ids + sample.output_token_ids)
+    assert reply.headers["x-pd-continuation"] == f"exact; kept_tokens={before}"
+    chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert chunks[-1]["continuation"] == {"exact": True, "kept_tokens": before}
+    assert chunks[-1]["usage"]["prompt_tokens"] > before
+    said = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks[:-1])
+    history += [{"role": "assistant", "content": said}, {"role": "user", "content": "And of Spain?"}]
+    third = client.chat({**named, "messages": history, "continuation_strict": True})
+    kept = third.body["continuation"]["kept_tokens"]
+    assert kept == chunks[-1]["usage"]["total_tokens"]
+    assert third.samples[0].prompt_token_ids[:before] == sample.prompt_token_ids + sample.output_token_ids
+    edited = [MORE, *history[1:], {"role": "assistant", "content": "Madrid"}, MORE]
+    report = client.chat({**named, "messages": edited}).body["continuation"]
+    assert (report["exact"], report["reason"], report["message"]) == (False, "message_differs", 0)
 
 
 def test_the_four_calls_one_by_one_are_the_chat(client: Client) -> None:

@@ -149,6 +149,8 @@ class Tier:
         """As a decode engine with bidirectional transfer."""
         self.kept: dict[str, list[int]] = {}
         """KV of ended decodes by remote request id: the IDs it was computed from."""
+        self.continues = True
+        """As a render tier, it knows ``continuation``; every one holds."""
         self.pushes = False
         """KV goes to the decode that has the id of the prefill."""
         self._earlier_params: dict[str, Any] | None = None
@@ -378,11 +380,18 @@ class Tier:
                     "code": 400,
                 }
                 return web.json_response({"error": error}, status=400)
-            return web.json_response(
-                self._rendered(body, " ".join(m["content"] for m in body["messages"]), None)
-            )
+            rendered = self._rendered(body, " ".join(m["content"] for m in body["messages"]), None)
+            if self.continues and body.get("continuation"):
+                self._go_on(rendered, body)
+            return web.json_response(rendered)
         prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
         return web.json_response([self._rendered(body, prompt, 16) for prompt in prompts])
+
+    def _go_on(self, rendered: dict[str, Any], body: dict[str, Any]) -> None:
+        turn = body["continuation"]
+        given = turn["prompt_token_ids"] + turn["output_token_ids"]
+        rendered["token_ids"] = given + [len(word) for word in body["messages"][-1]["content"].split()]
+        rendered["continuation"] = {"exact": True, "kept_tokens": len(given)}
 
     def _rendered(self, body: dict[str, Any], text: str, default_max: int | None) -> dict[str, Any]:
         stop = body.get("stop") or body.get("stop_sequences") or []

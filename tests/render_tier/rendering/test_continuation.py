@@ -14,7 +14,6 @@ from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.generate import ContinuationReport, GenerateRequest
 from render_tier.rendering.continuation import Continued, Parted, continued, ends_inside_character
-from render_tier.rendering.continuation_prompts import REFUSED
 from render_tier.rendering.renderer import Renderer
 from tests.render_tier.rendering.test_renderer import with_settings
 
@@ -182,7 +181,7 @@ class TestChat:
         param = "continuation" if expected[1] is None else f"messages.{expected[1]}"
         with pytest.raises(BadRequest, match=expected[0]) as refused:
             turn.go_on(messages, continuation_strict=True)
-        assert (refused.value.status, refused.value.type, refused.value.param) == (400, REFUSED, param)
+        assert (refused.value.status, refused.value.type, refused.value.param) == (400, "ContinuationRefusedError", param)
 
     def test_an_answer_that_the_template_writes_otherwise(
         self, turn: Conversation, qwen3_assets: ModelAssets

@@ -4,8 +4,9 @@ Real processes: render tier, a scripted prefill and a scripted decode engine wit
 orchestrator. Clients stream, ask whole, ask for several choices, stop early, send what is refused, and leave
 in the middle. What the services remember by design (caches, the prefix index) is bounded; here the bounds are
 small, so that they are reached soon and what still grows is a leak. The first fifth is warm-up; growth is the
-slope of a line through the samples after it, so that a single high sample neither hides nor makes one. At the
-end everything that the orchestrator counts as under way must be zero; the exit code says whether it was.
+slope of a line through the samples after it, and through those of the last half, so that a single high sample
+neither hides nor makes one. At the end everything that the orchestrator counts as under way must be zero; the
+exit code says whether it was.
 
     python -m benchmarks.soak --minutes 30
 """
@@ -40,7 +41,8 @@ PLAYED = [9707, 11, 1879, 0, 358, 2776, 264, 1352]
 NAMED = ("--served-model-name", MODEL, "--log-level", "warning")
 EVERY = 15.0
 """Seconds between two samples."""
-WARM_UP = 0.2
+WARM_UP, LAST_HALF = 0.2, 0.5
+"""Shares of the time after which samples count."""
 UNDER_WAY = {f"pd_{counter.name}" for counter in fields(Integrity)}
 ORCHESTRATOR = """
 [selection]
@@ -166,14 +168,13 @@ async def soak(servers: Sequence[ServerProcess], url: str, minutes: float, count
     )
     rows = []
     for (name, what), samples in series.items():
-        kept = [sample for sample in samples if sample[0] >= WARM_UP * 60 * minutes]
+        kept, last = ([s for s in samples if s[0] >= share * 60 * minutes] for share in (WARM_UP, LAST_HALF))
         if len(kept) < 3:
             continue
         values = [value for _, value in kept]
-        rows.append(
-            [name, what, f"{values[0]:g}", f"{values[-1]:g}", f"{max(values):g}", f"{slope(kept):+.2f}"]
-        )
-    header = ["process", "what", "after warm-up", "at the end", "most", "growth per hour"]
+        levels = [f"{value:g}" for value in (values[0], values[-1], max(values))]
+        rows.append([name, what, *levels, f"{slope(kept):+.2f}", f"{slope(last):+.2f}"])
+    header = ["process", "what", "after warm-up", "at the end", "most", "growth per hour", "in the last half"]
     print_table(f"{minutes:g} minutes, {count} clients, seed {seed}", header, rows)
     print("\nAnswers: " + ", ".join(f"{kind} {number}" for kind, number in sorted(outcomes.items())))
     left = await idle_again(url, within=60)

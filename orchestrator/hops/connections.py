@@ -49,6 +49,8 @@ class Connection(asyncio.Protocol):
         self._url = ""
         self._handler: Handler | None = None
         self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        """Of the present exchange."""
         self._headers: dict[str, str] = {}
         self._status = 0
         self._head_bytes = 0
@@ -75,7 +77,6 @@ class Connection(asyncio.Protocol):
         self._answering = True
         self._head_bytes = self._unread_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
-        self._feed = self._parser.feed_data
         self._transport.write(request)
 
     # A handler whose exchange is over no longer has the connection: it may be another's by now.
@@ -120,8 +121,9 @@ class Connection(asyncio.Protocol):
             self.close()  # nothing was asked
             return
         self._unread_bytes += len(data)
+        assert self._parser is not None
         try:
-            self._feed(data)
+            self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # Of several things that a damaged answer may be, nothing is worth telling apart.
             self._fail(
@@ -137,7 +139,7 @@ class Connection(asyncio.Protocol):
             self._fail_of_size()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._parser = None
         self._stop_timer()
         self._owner.forget(self)
         if self._until_closed and error is None:
@@ -166,6 +168,7 @@ class Connection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         self._status = self._parser.get_status_code()
         if self._status < 200:
             return  # an interim answer
@@ -182,6 +185,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._status < 200 or not self._answering:
             return
+        assert self._parser is not None
         reusable = self._parser.should_keep_alive() and not self._until_closed
         self._complete()
         if reusable and not self.closed:

@@ -96,6 +96,7 @@ class DecodeStream:
             raise
         finally:
             self._clock.stop()
+            self._clock = None
             self._done.cancel()
             client.on_exchange(-1)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import legs
 from orchestrator.core.coalescing import Output, WeightVersionSpan
 from orchestrator.core.request_machine import Event
+from orchestrator.hops.decode import DecodeStream
 from orchestrator.hops.errors import Garbled, HopError
 from orchestrator.hops.messages import EngineAnswer, present
 from orchestrator.pool.member import Member
@@ -46,17 +47,19 @@ class DecodeLeg(Leg):
         """What a prefill engine would have told."""
         self._gaps = run.exchange.timing.gaps
         self._histogram = self.services.metrics.inter_token
-        self._stream = self.services.decode_client.decode(
+        self._stream: DecodeStream | None = self.services.decode_client.decode(
             member.url,
             request,
             run.exchange.engine_headers(self.span),
             self._take,
             first_timeout=first_timeout,
         )
+        """Until it has ended."""
 
     async def carry_out(self) -> None:
         run, services = self.run, self.services
         run.exchange.timing.mark("decode_started", perf_counter())
+        assert self._stream is not None
         try:
             with self.member.busy():
                 await self._stream.run()
@@ -66,6 +69,7 @@ class DecodeLeg(Leg):
                 return
             # The answer is complete; only the end of the stream got lost.
         finally:
+            self._stream = None
             if self._place is not None:
                 self._place.leave()
         self.span.end()
@@ -133,6 +137,7 @@ class DecodeLeg(Leg):
             timing = run.exchange.timing
             timing.decode_member = self.member.url
             timing.mark("first_token", now)
+            assert self._stream is not None
             run.first_token(self._stream)
             if self.cancelled:  # there was no client any more, and that was the end
                 return

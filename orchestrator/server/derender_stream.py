@@ -115,6 +115,7 @@ class DerenderStream:
         for task in (self._opening, self._work):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
+        self._opening = self._work = None
         self._leave()
         self._span.end()
 

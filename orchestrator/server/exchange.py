@@ -358,6 +358,9 @@ class Exchange:
         self.services.integrity.in_flight -= 1
         self.services.exchanges.discard(self)
         self._report()
+        # They know this object. Without the circle a request is freed at its end, else by a collection of
+        # garbage, of which tens of thousands of objects wait before that.
+        self.runs.clear()
 
     # ---- assembly ------------------------------------------------------------------------------------------
 

@@ -16,11 +16,8 @@ from orchestrator.server.services import Services
 
 
 class HeldKv:
-    """``on_end`` is called when our deadline passes while the KV is held and its timer runs."""
-
-    def __init__(self, services: Services, on_end: Callable[[], None]) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._on_end = on_end
         self._params: dict[str, Any] | None = None
         self._prefill_leg_id = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -34,14 +31,17 @@ class HeldKv:
     def held(self) -> bool:
         return self.holder is not None
 
-    def hold(self, params: dict[str, Any], member: Member, prefill_leg_id: str) -> None:
+    def hold(
+        self, params: dict[str, Any], member: Member, prefill_leg_id: str, on_end: Callable[[], None]
+    ) -> None:
+        """``on_end`` is called when our deadline passes while the KV is held and its timer runs."""
         self._params = params
         self._prefill_leg_id = prefill_leg_id
         self.holder = member
         member.leases += 1
         self._services.integrity.leases += 1
         seconds = seconds_left(self._services, member, params)
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
+        self._timer = asyncio.get_running_loop().call_later(seconds, on_end)
 
     def take_params(self, fresh_leg_id: str) -> tuple[dict[str, Any] | None, str]:
         """For a decode leg, and the id that it must have. Taken out, so that nothing can send them a

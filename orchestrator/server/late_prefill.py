@@ -72,8 +72,8 @@ class LatePrefill:
             return
         freed = False
         # Freeing begins at once, so our own deadline has no part in it.
-        kv = HeldKv(services, lambda: None)
-        kv.hold(answer.kv_params, self._member, self._leg_id)
+        kv = HeldKv(services)
+        kv.hold(answer.kv_params, self._member, self._leg_id, lambda: None)
         try:
             if services.policy.held_kv == "free":
                 kv.stop_timer()

@@ -38,8 +38,9 @@ class Leg(ABC):
 
     def cancel(self) -> None:
         self.cancelled = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
 
     async def _recorded(self) -> None:
         try:

@@ -120,8 +120,9 @@ class OutputPump:
     def close(self) -> None:
         """Nothing is handed over any more."""
         self._over = True
-        if self._stream is not None:
-            self._stream.close()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
     def read(self, derendered: Derendered) -> None:
         """Derender has answered."""
@@ -181,9 +182,7 @@ class OutputPump:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         if self._finished:
-            self._over = True
-            if self._stream is not None:
-                self._stream.close()
+            self.close()
             self._on_flushed()
 
     def _unblocked(self) -> None:

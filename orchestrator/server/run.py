@@ -70,12 +70,13 @@ class Run:
         """Chosen for the next decode leg."""
         self._asked_for_turn = False
         self._predicted: dict[str, Candidate] = {}
-        self._kv = HeldKv(services, self._lease_ended)
+        self._kv = HeldKv(services)
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._extended: legs.RenderedPrompt | None = None
         """The prompt of further legs, once the run has gone on after visible output."""
         self._closed = False
         self.pump: OutputPump | None = None
+        """When output is derendered as it comes."""
         self._reset_output()
         services.integrity.runs += 1
 
@@ -92,7 +93,8 @@ class Run:
     def post(self, event: Event, error: ApiError | None = None) -> None:
         """Tell the run what happened. ``error`` is what a client would be told if this ends the run."""
         if error is not None:
-            self._error = error
+            # Where it was raised is nobody's concern, and refers to this run.
+            self._error = error.with_traceback(None)
         self._events.append(event)
         if self._posting:
             return
@@ -206,7 +208,7 @@ class Run:
         params, self.kv_params = self.kv_params, None
         assert params is not None
         assert self._leg is not None
-        self._kv.hold(params, self._leg.member, self._leg.leg_id)
+        self._kv.hold(params, self._leg.member, self._leg.leg_id, self._lease_ended)
 
     def _kv_consumed(self) -> None:
         self._kv.settle()
@@ -298,10 +300,7 @@ class Run:
             self._services.abort_soon("decode", leg.member.url, leg.leg_id)
 
     def _reset_output(self) -> None:
-        if self.pump is not None:
-            self.pump.close()
-        self.pump = None
-        """When output is derendered as it comes."""
+        self._end_pump()
         self.received = 0
         """Tokens, of all legs whose output counts."""
         self._sent_ids: list[int] = []
@@ -417,14 +416,18 @@ class Run:
             self._leg.cancel()
             self._leg = None
 
+    def _end_pump(self) -> None:
+        if self.pump is not None:
+            self.pump.close()
+            self.pump = None
+
     def _close(self) -> None:
         """Once, when the machine has reached a terminal state."""
         if self._closed:
             return
         self._closed = True
         self._cancel_leg()
-        if self.pump is not None:
-            self.pump.close()
+        self._end_pump()
         if self._cleanup_timer is not None:
             self._cleanup_timer.cancel()
         self._services.integrity.runs -= 1

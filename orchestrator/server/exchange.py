@@ -420,11 +420,11 @@ class Exchange:
         extra: dict[str, Any] = {}
         if self._recorded:
             extra["record"] = self._whole_answer().record(self.render_headers.get(FINGERPRINT_HEADER))
+        if self._conversation is not None and (self._include_usage or not self.streaming):
+            extra["continuation"] = self._conversation.report
         if self._request.wants_timing:
             extra["pd_timing"] = self._timing_report()
         return extra
-        if self._conversation is not None and (self._include_usage or not self.streaming):
-            extra["continuation"] = self._conversation.report
 
     async def _answer_whole(self) -> None:
         services = self.services
@@ -457,14 +457,11 @@ class Exchange:
         self.timing.mark("finished", perf_counter())
         if extra := self._extra():
             answer = self.dialect.with_extra(answer, extra)
+        if self._keeps_turn:
+            await self._store_turn()
         self.outbox.put(answer)
         self._post_all(Event.FLUSHED)
 
-        if self._keeps_turn:
-            await self._store_turn()
-    # ---- the record ----------------------------------------------------------------------------------------
-
-    def _report(self) -> None:
     # ---- the conversation ----------------------------------------------------------------------------------
 
     @property
@@ -488,6 +485,9 @@ class Exchange:
         """What became of the turn that the client named, once render has answered."""
         return None if self._conversation is None else self._conversation.header
 
+    # ---- the record ----------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
         outcome, timing, error = self._outcome or "abandoned", self.timing, self._error
         timing.mark("finished", perf_counter())
         metrics, usage = self.services.metrics, self._usage()

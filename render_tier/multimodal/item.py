@@ -32,9 +32,12 @@ class ImageLayout:
     tile_rows: int = 1
 
 
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: Arrays
     """One item's share of what the model's processor returns, by the processor's names (`pixel_values`,
     `image_grid_thw`, ...), with the shapes of vLLM's per-item slice: a field that vLLM batches has lost its
     first axis. Floats are float32: the cast to the model's dtype (bfloat16) belongs to whoever encodes them

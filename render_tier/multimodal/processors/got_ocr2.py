@@ -1,0 +1,136 @@
+"""InternVL (transformers' format): the image as a grid of square tiles, and a thumbnail of the whole.
+
+Source of the format: transformers' GotOcr2ImageProcessor, as InternVLProcessor calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from render_tier.multimodal.item import Arrays, ImageLayout, ProcessedImage
+from render_tier.multimodal.processors.kernel_weights import Filter
+from render_tier.multimodal.processors.resampling import resized_bands
+from render_tier.multimodal.processors.settings import (
+    BICUBIC,
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalization,
+    Settings,
+    digest,
+)
+
+DEFAULTS: dict[str, Any] = {
+    "do_resize": True,
+    "resample": BICUBIC,
+    "size": {"height": 384, "width": 384},
+    "do_rescale": True,
+    "do_normalize": True,
+    "image_mean": CLIP_MEAN,
+    "image_std": CLIP_STD,
+    "min_patches": 1,
+    "max_patches": 12,
+}
+MOST_TILES = 1 << 10
+_TALLEST_BAND = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GotOcr2Processor:
+    filter: Filter
+    normalization: Normalization
+    tile_height: int
+    tile_width: int
+    tiled: bool
+    fewest_tiles: int
+    most_tiles: int
+    """Of the grid, without the thumbnail."""
+    settings_digest: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, tiled: bool, *given: Mapping[str, Any]) -> GotOcr2Processor:
+        """`tiled` is what the model's processor says where an override does not, whatever the file has."""
+        settings = Settings("GotOcr2ImageProcessor", DEFAULTS, *given)
+        settings.require("do_resize", True)
+        size = settings.size("size", square=True)
+        if size.height is None or size.width is None:
+            raise settings.wrong("size")
+        fewest, most = settings.count("min_patches"), settings.count("max_patches")
+        if most > MOST_TILES:
+            raise settings.wrong("max_patches")
+        kind, normalization = settings.filter(), settings.normalization()
+        name = digest(
+            "got_ocr2",
+            filter=kind,
+            normalization=normalization.summary(),
+            tile=[size.height, size.width],
+            tiles=[fewest, most] if tiled else None,
+        )
+        return cls(kind, normalization, size.height, size.width, tiled, fewest, most, name)
+
+    def layout(self, width: int, height: int) -> ImageLayout:
+        columns, rows = self._grid(width, height) if self.tiled else (1, 1)
+        tiles = columns * rows
+        return ImageLayout(
+            width=self.tile_width,
+            height=self.tile_height,
+            tiles=tiles + 1 if tiles > 1 else 1,
+            tile_columns=columns,
+            tile_rows=rows,
+        )
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """(columns, rows) nearest to the image's shape; of equals the largest that the image fills half."""
+        best, best_difference = (1, 1), float("inf")
+        for columns, rows in _grids(self.fewest_tiles, self.most_tiles):
+            difference = abs(width / height - columns / rows)
+            if difference < best_difference:
+                best, best_difference = (columns, rows), difference
+            elif difference == best_difference:
+                filled = 0.5 * self.tile_height * self.tile_width * columns * rows
+                if width * height > filled:
+                    best = columns, rows
+        return best
+
+    def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
+        height, width, _ = image.shape
+        layout = self.layout(width, height)
+        rows, columns = layout.tile_rows, layout.tile_columns
+        pixels = np.empty((layout.tiles, 3, self.tile_height, self.tile_width), np.float32)
+        self._cut(image, pixels[: rows * columns].reshape(rows, columns, *pixels.shape[1:]))
+        if layout.tiles > rows * columns:
+            self._cut(image, pixels[None, -1:])
+        arrays: Arrays = {"pixel_values": pixels, "image_num_patches": np.array(layout.tiles, np.int64)}
+        return ProcessedImage(arrays, width, height)
+
+    def _cut(self, image: npt.NDArray[np.uint8], tiles: npt.NDArray[np.float32]) -> None:
+        """Resize the image to the grid `tiles` (rows, columns, 3, height, width), and write them."""
+        rows, columns, _, height, width = tiles.shape
+        tall = _largest_divisor(height, _TALLEST_BAND)
+        bands = resized_bands(image, rows * height, columns * width, self.filter, band=tall)
+        for number, band in enumerate(bands):
+            row, top = divmod(number * tall, height)
+            self.normalization.apply(band, band)
+            cut = band.reshape(3, tall, columns, width).transpose(2, 0, 1, 3)
+            tiles[row, :, :, top : top + tall] = cut
+
+
+@functools.lru_cache(maxsize=16)
+def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of every grid with that many tiles, by their number."""
+    found = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if columns * rows >= fewest
+    ]
+    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+
+
+def _largest_divisor(number: int, bound: int) -> int:
+    return next(divisor for divisor in range(bound, 0, -1) if number % divisor == 0)

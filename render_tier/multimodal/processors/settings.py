@@ -1,0 +1,146 @@
+"""Reading a processor's settings: those of preprocessor_config.json, and overrides of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.processors.kernel_weights import Filter
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers of the filters, which `resample` holds."""
+
+_FILTERS: dict[object, Filter] = {BILINEAR: "bilinear", BICUBIC: "bicubic"}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The keys of a size that a file may have."""
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+    longest_edge: int | None = None
+
+
+class Settings:
+    """The settings of one processor; getters raise UnsupportedProcessor for what no processor here takes."""
+
+    def __init__(self, family: str, defaults: Mapping[str, Any], *given: Mapping[str, Any]) -> None:
+        """`defaults`, then each of `given`; a null there leaves what was before it."""
+        self.family = family
+        self._values = dict(defaults)
+        for mapping in given:
+            self._values.update({key: value for key, value in mapping.items() if value is not None})
+
+    def wrong(self, key: str) -> UnsupportedProcessor:
+        return UnsupportedProcessor(
+            f"{self.family}: images cannot be processed with {key}={self._values.get(key)!r}"
+        )
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key, False)
+        if not isinstance(value, bool):
+            raise self.wrong(key)
+        return value
+
+    def require(self, key: str, wanted: bool) -> None:
+        """Refuse what would change the result and is not done here."""
+        if self.flag(key) is not wanted:
+            raise self.wrong(key)
+
+    def count(self, key: str) -> int:
+        value = self._values.get(key)
+        if not isinstance(value, int) or not _is_count(value):
+            raise self.wrong(key)
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        return None if self._values.get(key) is None else self.count(key)
+
+    def size(self, key: str, *, square: bool) -> Size:
+        """`square`: whether a lone number is a square's side; else it is the shortest edge."""
+        value = self._values.get(key)
+        if _is_count(value):
+            return Size(height=value, width=value) if square else Size(shortest_edge=value)
+        if isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_count, value)):
+            return Size(height=value[0], width=value[1])
+        if not isinstance(value, Mapping):
+            raise self.wrong(key)
+        known = {name: value.get(name) for name in Size.__slots__}
+        if not all(number is None or _is_count(number) for number in known.values()):
+            raise self.wrong(key)
+        return Size(**known)
+
+    def resolutions(self, key: str) -> tuple[tuple[int, int], ...]:
+        """A list of (height, width)."""
+        value = self._values.get(key)
+        if not isinstance(value, (list, tuple)) or not value:
+            raise self.wrong(key)
+        for pair in value:
+            if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(_is_count, pair))):
+                raise self.wrong(key)
+        return tuple((height, width) for height, width in value)
+
+    def filter(self) -> Filter:
+        value = self._values.get("resample")
+        if not isinstance(value, int) or value not in _FILTERS:
+            raise self.wrong("resample")
+        return _FILTERS[value]
+
+    def normalization(self) -> Normalization:
+        """Fused as torchvision's processors fuse it: (pixel - mean / scale) / (std / scale), in float32."""
+        factor = self._values.get("rescale_factor", 1 / 255)
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not factor > 0:
+            raise self.wrong("rescale_factor")
+        self.require("do_normalize", True)
+        unit = np.float32(1.0 / factor if self.flag("do_rescale") else 1.0)
+        return Normalization(self._channels("image_mean") * unit, self._channels("image_std") * unit)
+
+    def _channels(self, key: str) -> npt.NDArray[np.float32]:
+        """(3, 1, 1)"""
+        value = self._values.get(key)
+        if not isinstance(value, (list, tuple)) or len(value) != 3:
+            raise self.wrong(key)
+        if not all(isinstance(item, (int, float)) and (item or key != "image_std") for item in value):
+            raise self.wrong(key)
+        return np.array(value, np.float32).reshape(3, 1, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normalization:
+    mean: npt.NDArray[np.float32]
+    """(3, 1, 1), in units of a pixel."""
+    std: npt.NDArray[np.float32]
+
+    def apply(self, pixels: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+        """`pixels` (3, rows, columns) is overwritten; the result goes to `out`, of the same shape."""
+        np.subtract(pixels, self.mean, out=pixels)
+        np.divide(pixels, self.std, out=out)
+
+    def black(self) -> npt.NDArray[np.float32]:
+        """(3, 1, 1): what a pixel of padding becomes."""
+        return (np.float32(0.0) - self.mean) / self.std
+
+    def summary(self) -> list[str]:
+        return [self.mean.tobytes().hex(), self.std.tobytes().hex()]
+
+
+def digest(family: str, **values: object) -> bytes:
+    """Of a family's name and the settings that its results depend on."""
+    text = json.dumps([family, values], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

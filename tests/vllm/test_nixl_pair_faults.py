@@ -10,12 +10,14 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from render_tier.protocol.generate import REQUIRED_REMOTE_FIELDS
-from tests.support.completions import Answer, ask, body, client
+from tests.support import vllm
+from tests.support.completions import MODEL, Answer, ask, body, client
 from tests.support.pd_stack import (
     FREE,
     FREE_WITHIN,
@@ -30,6 +32,7 @@ from tests.support.pd_stack import (
     metric,
     stranded,
 )
+from tests.support.processes import ServerProcess, orchestrator_server
 
 VOCABULARY = 49_152
 ENGINE_LEASE = 30.0
@@ -342,6 +345,36 @@ async def test_kv_whose_lease_ends_in_the_queue_is_prefilled_again(
         assert await second == [colocated[8]]
     assert [leg["kv_transfer_params"] for leg in stack.decode_box.requests] == [given[0], given[2]]
     assert more_stranded(stack, before) == {"lease_retry": 1}
+
+
+# ---- engines that are not alike ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def brain_float(smollm2_dir: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A decode engine of the same model in bfloat16."""
+    process = vllm.pair_engine(smollm2_dir, MODEL, "decode", "--dtype", "bfloat16", log_dir=tmp_path)
+    try:
+        yield vllm.start(process)
+    finally:
+        process.stop()
+
+
+async def test_a_decode_engine_of_another_dtype(
+    stack: Stack, brain_float: ServerProcess, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """vLLM reports none, and nothing is declared here, so both are let in. Their handshake refuses the KV,
+    and decode says so: no wrong answer comes of it."""
+    members = ("--prefill", stack.pair.prefill.url, "--decode", brain_float.url)
+    with orchestrator_server("--render", stack.render.url, *members, log_dir=tmp_path) as orchestrator:
+        async with client(orchestrator) as http:
+            for stream in (False, True):
+                reply = await http.post("/completions", json=body(prompts[22], stream=stream), timeout=60)
+                assert reply.status_code == 502, reply.text
+                assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+        becomes_free((orchestrator, IDLE), (brain_float, FREE))
+    assert "compatibility hash mismatch" in brain_float.log(200_000)
+    assert metric(brain_float, "vllm:nixl_bytes_transferred_sum") == 0
 
 
 async def test_requests_in_the_queue_of_a_full_decode_engine(

@@ -59,11 +59,16 @@ def unusable(
     return None
 
 
+def pushes(params: Mapping[str, Any]) -> bool:
+    """The prefill engine writes the KV to the decode engine, which waits for it, instead of being read."""
+    return params.get("transfer_mode") == "push"
+
+
 def decode_leg_id(params: Mapping[str, Any], prefill_leg_id: str, fresh: str) -> str:
     """The id under which a decode with these params is sent: ``fresh``, or that of the prefill leg where KV
     is pushed. An engine that pushes finds the decode that waits for its KV by the id that both were given;
     under another one decode waits until it times out."""
-    return prefill_leg_id if params.get("transfer_mode") == "push" else fresh
+    return prefill_leg_id if pushes(params) else fresh
 
 
 class UsedParams:

@@ -133,7 +133,8 @@ class Event(Enum):
     """Everything that decode gave has been derendered and handed over."""
     DERENDER_FAILED = "derender_failed"
     LEASE_RETRY = "lease_retry"
-    """Our own lease deadline passed with the KV unused; a fresh prefill is allowed."""
+    """The held KV cannot be had any more: our own lease deadline has passed, or its holder has died before it
+    pushed it. A fresh prefill is allowed."""
     LEASE_LOST = "lease_lost"
     """As above, and no attempt is left."""
     CLIENT_GONE = "client_gone"
@@ -248,7 +249,8 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
         E.DECODE_RETRY: Step(S.PREFILLING, (F.KV_STRANDED, F.START_PREFILL)),
         E.DECODE_FAILED: Step(S.FAILED, (F.KV_STRANDED, F.FAIL)),
         # Only engines whose decode side does not renew the lease let the timer run here. What they would
-        # answer now may be another request's text, so that leg is cut off before it can.
+        # answer now may be another request's text, so that leg is cut off before it can. And a decode that
+        # waits for a dead engine to push has no other end.
         E.LEASE_RETRY: Step(S.PREFILLING, (F.ABORT_DECODE, F.KV_STRANDED, F.START_PREFILL)),
         E.LEASE_LOST: Step(S.FAILED, (F.ABORT_DECODE, F.KV_STRANDED, F.FAIL)),
         E.CLIENT_GONE: Step(S.DRAINING, (F.ARM_CLEANUP,)),
@@ -524,7 +526,7 @@ class RequestMachine:
         return Event.DECODE_RETRY
 
     def after_lease_end(self) -> Event:
-        """Which event the end of our own lease deadline is."""
+        """Which event the end of our own lease deadline is, or the holder's death before it pushed."""
         if self.state not in WITHOUT_CLIENT and self.prefill_attempts < self.policy.prefill_attempts:
             return Event.LEASE_RETRY
         return Event.LEASE_LOST

@@ -151,6 +151,10 @@ class Exchange:
     def shut_down(self) -> None:
         self._post_all(Event.DEADLINE, Unavailable("the server is shutting down"))
 
+    def member_died(self, member: Member) -> None:
+        for run in list(self.runs):
+            run.member_died(member)
+
     def _time_is_over(self) -> None:
         self._post_all(Event.DEADLINE, GatewayTimeout("the request took too long"))
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from orchestrator.core.kv_params import decode_leg_id, lease_seconds, unusable
+from orchestrator.core.kv_params import decode_leg_id, lease_seconds, pushes, unusable
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
@@ -23,6 +23,8 @@ class HeldKv:
         self._timer: asyncio.TimerHandle | None = None
         self.holder: Member | None = None
         """The prefill engine, while it holds KV."""
+        self.pushed = False
+        """The holder is to write it to the decode engine."""
 
     def __repr__(self) -> str:
         return f"<HeldKv held={self.held} timed={self._timer is not None}>"
@@ -38,6 +40,7 @@ class HeldKv:
         self._params = params
         self._prefill_leg_id = prefill_leg_id
         self.holder = member
+        self.pushed = pushes(params)
         member.leases += 1
         self._services.integrity.leases += 1
         seconds = seconds_left(self._services, member, params)

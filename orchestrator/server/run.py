@@ -22,7 +22,7 @@ from orchestrator.core.coalescing import Output
 from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
 from orchestrator.core.selection import Affinity, Candidate, Decision, PolicyName
 from orchestrator.core.usage import RunUsage
-from orchestrator.hops.errors import HopError, NoMembers, TimedOut
+from orchestrator.hops.errors import HopError, NoMembers, TimedOut, Unreachable
 from orchestrator.pool.member import Member
 from orchestrator.server.admission import GateName, Place
 from orchestrator.server.decode_leg import DecodeLeg, FreeingLeg
@@ -115,6 +115,13 @@ class Run:
         """Something of this run ended in a way nobody foresaw: the client gets an honest 500."""
         log.error("run crashed", run=self.exchange.base_id, exc_info=error)
         self.post(Event.DEADLINE, ApiError(f"internal error ({type(error).__name__})"))
+
+    def member_died(self, member: Member) -> None:
+        """A decode engine waits without end for KV that nobody is left to push."""
+        if self._kv.holder is member and self._kv.pushed:
+            self.tried.add(member.url)
+            error = Unreachable("prefill", "the prefill engine has died with its KV", member=member.url)
+            self.post(self.machine.after_lease_end(), error)
 
     # ---- what legs look at and report ----------------------------------------------------------------------
 

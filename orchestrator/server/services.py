@@ -271,6 +271,8 @@ class Services:
         if not member.probed:
             # Whatever it comes back as, it comes back without a cache.
             pool.forget(member)
+            for exchange in list(self.exchanges):
+                exchange.member_died(member)
 
     def compare_cached(
         self, pool: Pool, member: Member, chosen: Candidate, affinity: Affinity, reported: int

@@ -10,7 +10,10 @@ import pytest
 
 from tests.support.completions import ask, ask_all, body, client
 from tests.support.pd_stack import (
+    FREE,
+    IDLE,
     Stack,
+    becomes_free,
     eventually,
     everything_becomes_free,
     metric,
@@ -59,3 +62,27 @@ async def test_a_client_that_leaves_before_its_kv_is_pushed(pushing: Stack, smol
     everything_becomes_free(pushing)
     assert metric(pushing.watched, "pd_freed_kv_total") == 1
     assert not stranded(pushing.watched)
+
+
+async def test_a_prefill_engine_that_dies_before_it_pushes(pushing: Stack, smollm2_dir: Path) -> None:
+    """Decode, which has met it, would wait without end. It is aborted as soon as the death is known, and has
+    a place for others then; the blocks of that one request it keeps. The prefill engine stays dead."""
+    [prompt] = distinct_prompts(smollm2_dir, (300,), seed=15)
+    pushing.prefill_box.reset()
+    pushing.decode_box.reset()
+    pushing.prefill_box.hold()
+    async with client(pushing.watched) as http:
+        asked = asyncio.create_task(http.post("/completions", json=body(prompt)))
+        await eventually(lambda: pushing.prefill_box.waiting == 1, "no answer is held")
+        pushing.pair.prefill.kill()
+        pushing.prefill_box.release()
+        reply = await asyncio.wait_for(asked, 60)
+    assert reply.status_code == 503, reply.text
+    assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    [leg] = pushing.decode_box.requests
+    becomes_free((pushing.watched, IDLE), (pushing.pair.decode, FREE[:2]))
+    assert pushing.decode_box.aborted == [f"generate-tokens-{leg['request_id']}"]
+    assert metric(pushing.pair.decode, "vllm:kv_cache_usage_perc") > 0
+    async with client(pushing.together) as http:
+        [answer] = await ask(http, body(prompt), False)
+    assert answer.token_ids

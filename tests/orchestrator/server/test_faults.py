@@ -501,6 +501,64 @@ async def test_kv_that_is_pushed_finds_every_attempt_of_its_decode(launch: Launc
         assert sorted(leg["request_id"] for t in stack.decode for leg in t.requests[GENERATE]) == sorted(legs)
 
 
+WATCHFUL = {"health": {"interval": 0.05}}
+
+
+@ASK
+async def test_decode_is_not_left_waiting_for_kv_that_a_dead_engine_was_to_push(
+    launch: Launch, ask: Any
+) -> None:
+    async with launch(prefill=2, settings=WATCHFUL) as stack:
+        for tier in stack.prefill:
+            tier.pushes = True
+        [decode] = stack.decode
+        decode.faults[GENERATE].append(Stall())
+        answer = asyncio.create_task(ask(stack))
+        await until(lambda: bool(decode.requests[GENERATE]))
+        [dead] = [tier for tier in stack.prefill if tier.requests[GENERATE]]
+        await dead.kill()
+        assert await answer == text_of(5)
+        await stack.settled()
+        first, second = decode.requests[GENERATE]
+        assert decode.aborted == [f"generate-tokens-{first['request_id']}"]
+        assert first["kv_transfer_params"]["remote_engine_id"] == dead.name
+        assert second["kv_transfer_params"]["remote_engine_id"] != dead.name
+        assert stranded(stack) == {"lease_retry": 1}
+
+
+async def test_nor_sent_there_when_that_is_known(launch: Launch) -> None:
+    async with launch(settings=WATCHFUL | {"admission": {"decode_per_member": 1}}) as stack:
+        [prefill], [decode] = stack.prefill, stack.decode
+        prefill.pushes = True
+        decode.hold.clear()
+        running = asyncio.create_task(whole(stack))
+        await decode.waiting.wait()
+        queued = asyncio.create_task(whole(stack))
+        gate = stack.services.admission.gates["decode"]
+        await until(lambda: gate.waiting == 1)
+        await prefill.kill()
+        for answer in (running, queued):
+            with pytest.raises(openai.InternalServerError) as raised:
+                await answer
+            assert raised.value.status_code == 503
+        await stack.settled()
+        assert len(decode.requests[GENERATE]) == 1
+
+
+async def test_a_decode_that_pulls_finds_out_by_itself(launch: Launch) -> None:
+    async with launch(settings=WATCHFUL) as stack:
+        [prefill], [decode] = stack.prefill, stack.decode
+        decode.hold.clear()
+        answer = asyncio.create_task(whole(stack))
+        await decode.waiting.wait()
+        await prefill.kill()
+        await until(lambda: not stack.services.prefill_pool.available)
+        decode.hold.set()
+        assert await answer == text_of(5)
+        await stack.settled()
+        assert not decode.aborted
+
+
 async def test_and_the_decode_that_only_frees_it(launch: Launch) -> None:
     async with launch() as stack:
         prefill = stack.prefill[0]

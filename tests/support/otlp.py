@@ -58,13 +58,14 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def receiving(port: int = 0) -> AsyncIterator[Receiver]:
+    """``port`` 0: any free one."""
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/v1/traces", receiver.take)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
     try:
         yield receiver

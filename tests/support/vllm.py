@@ -25,6 +25,20 @@ ENGINE_OPTIONS = (*vllm_cpu.PAIR_OPTIONS, "--max-model-len", "4096", "--kv-cache
 RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--enable-auto-tool-choice")
 """Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""
 
+TRACING = {
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_SERVICE_NAME": "vllm",
+    "OTEL_BSP_SCHEDULE_DELAY": "100",
+    # Nothing is sent, and no receiver missed, but for requests whose callers record.
+    "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+}
+"""Variables of an engine that is started with the flags of `traced`."""
+
+
+def traced(port: int) -> tuple[str, str]:
+    """Flags of an engine that sends spans to a receiver on this port."""
+    return "--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"
+
 
 def environment() -> Path:
     """The vLLM environment's directory. Raises `RuntimeError` that says what to do when there is none."""

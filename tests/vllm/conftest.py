@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.support import vllm
 from tests.support.completions import MODEL, Answer, ask_all
 from tests.support.pd_stack import Stack, pd_stack
-from tests.support.processes import ServerProcess, engine_server, render_tier_server
+from tests.support.processes import ServerProcess, engine_server, free_port, render_tier_server
 from tests.support.prompts import distinct_prompts
 
 SERVERS = {
@@ -54,9 +54,17 @@ def server_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
+def traces_port() -> int:
+    """Where the engine sends spans of requests that their clients record."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(smollm2_dir: Path, traces_port: int, server_logs: Path) -> Iterator[ServerProcess]:
     """SmolLM2 in vLLM, tokens-only, float32, served as `smollm2`."""
-    process = vllm.start(vllm.engine(smollm2_dir, "smollm2", log_dir=server_logs))
+    process = vllm.engine(smollm2_dir, "smollm2", *vllm.traced(traces_port), log_dir=server_logs)
+    process.env |= vllm.TRACING
+    vllm.start(process)
     yield process
     process.stop()
 

@@ -5,6 +5,7 @@ The answers are those of the embedded engine in the same place.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import httpx
 import pytest
 
 from tests.support.hop_programs import answer, run, streamed_answer
+from tests.support.otlp import SERVER, receiving
+from tests.support.pd_stack import eventually
 from tests.support.processes import ServerProcess, orchestrator_server, render_tier_server
 
 CHAT: dict[str, Any] = {
@@ -64,3 +67,30 @@ def test_orchestrator(
     assert answers[1] == answers[0]
     assert (answers[0][1] == "stop") is (stop is not None)
     assert stop is None or stop not in answers[0][0]
+
+
+async def test_an_engines_span_is_in_the_tree_of_its_request(
+    smollm2_render: ServerProcess, vllm_engine: ServerProcess, traces_port: int, tmp_path: Path
+) -> None:
+    """From the client, whose context is all that is seen of it here, by the orchestrator to vLLM."""
+    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    async with receiving(traces_port) as receiver:
+        config = tmp_path / "orchestrator.toml"
+        config.write_text(f'[tracing]\nendpoint = "{receiver.url}"\n')
+        options = ("--config", config, "--render", smollm2_render.url, "--decode", vllm_engine.url)
+        with orchestrator_server(*options, log_dir=tmp_path) as orchestrator:
+            async with httpx.AsyncClient(base_url=orchestrator.url, timeout=120, trust_env=False) as client:
+                headers = {"traceparent": f"00-{trace}-{caller}-01"}
+                response = await client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert response.status_code == 200, response.text
+            # What is left is sent when the process ends.
+            await asyncio.to_thread(orchestrator.stop)
+        await eventually(lambda: bool(receiver.named("llm_request")), "vLLM has sent nothing")
+    assert {span.trace for span in receiver.spans} == {trace}
+    [root] = receiver.named("POST /v1/chat/completions")
+    [decode] = receiver.named("decode")
+    [computed] = receiver.named("llm_request")
+    assert (root.parent, decode.parent, computed.parent) == (caller, root.id, decode.id)
+    assert (computed.service, computed.kind) == ("vllm", SERVER)
+    counted = response.json()["usage"]["completion_tokens"]
+    assert computed.attributes["gen_ai.usage.completion_tokens"] == counted

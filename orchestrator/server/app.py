@@ -23,8 +23,8 @@ from orchestrator.core.access import unknown_model
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import PATHS, model_card, models_for
 from orchestrator.hops.transport import Reply
-from orchestrator.server.abort_requests import PATH as ABORT
-from orchestrator.server.abort_requests import AbortEndpoint
+from orchestrator.server.abort_requests import ABORT, AbortEndpoint, abort_here
+from orchestrator.server.abort_requests import PATH as ABORT_PATH
 from orchestrator.server.admin import admin_routes
 from orchestrator.server.asking import access_of, is_operator
 from orchestrator.server.attempts import on_render_members
@@ -72,6 +72,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             answers: Mapping[str, Callable[[str], bytes]] = {
                 METRICS: services.metrics.told,
                 REQUEST: partial(told, services),
+                ABORT: partial(abort_here, services),
             }
             siblings = Siblings(workers_directory, answers, seconds)
             await siblings.open()
@@ -99,7 +100,7 @@ def create_app(settings: Settings, *, workers_directory: Path | None = None) -> 
             # For what is not POST.
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generating.items()),
             *(Route(endpoint.path, endpoint, methods=["POST"]) for endpoint in RENDER_TIER),
-            Route(ABORT, AbortEndpoint(), methods=["POST"]),
+            Route(ABORT_PATH, AbortEndpoint(), methods=["POST"]),
             Route("/v1/responses/{id}", no_response, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", no_response, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", no_response),

@@ -31,7 +31,7 @@ def socket_of(directory: Path, pid: int) -> Path:
 
 METRICS: Final = "metrics"
 
-QUESTION_BYTES: Final = 4096
+QUESTION_BYTES: Final = 65_536
 """The longest."""
 
 

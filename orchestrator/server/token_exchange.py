@@ -150,10 +150,10 @@ class _Chunks:
         pass
 
 
-def abort(services: Services, tenant: str, ids: Collection[str]) -> None:
-    """Those of the tenant's requests for token IDs whose answers have one of the ``ids``."""
+def abort(services: Services, mine: Callable[[str], bool], ids: Collection[str]) -> None:
+    """Those requests for token IDs whose answers have one of the ``ids``, of a tenant that is ``mine``."""
     for exchange in list(services.exchanges):
-        if not isinstance(exchange, TokenExchange) or exchange.who.tenant != tenant:
+        if not isinstance(exchange, TokenExchange) or exchange.response_id not in ids:
             continue
-        if exchange.response_id in ids:
+        if mine(exchange.who.tenant):
             exchange.abort()

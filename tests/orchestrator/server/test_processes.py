@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
+from tests.orchestrator.faults import ABORT, CHAT, GENERATE, Tier, serving
 from tests.support.processes import ServerProcess, orchestrator_server
 
 ASK: dict[str, Any] = {
@@ -203,3 +203,29 @@ async def test_a_drain_holds_for_all_workers(tmp_path: Path) -> None:
         assert (await operator.post("/admin/undrain")).json()["draining"] is False
         while await statuses(server, CHAT, ASK) != {200}:
             pass
+
+
+async def test_an_abort_reaches_the_worker_that_has_the_request(tmp_path: Path) -> None:
+    asked = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 500}}
+    async with workers(tmp_path, 2, 0.02) as (server, decode, _config):
+        for i in range(4):
+            async with (
+                httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as one,
+                httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as other,
+            ):
+                sent = decode.sent_tokens
+                name = {"X-Request-Id": f"r{i}"}
+                request = asyncio.create_task(one.post(GENERATE, json=asked, headers=name))
+                while decode.sent_tokens == sent:
+                    await asyncio.sleep(0.01)
+                many = [f"generate-tokens-{'x' * 200}{j}" for j in range(600)]
+                ids = [*many[:300], "x" * 70_000, f"generate-tokens-r{i}", *many[300:]]
+                aborted = await other.post(ABORT, json={"request_ids": ids})
+                assert aborted.status_code == 200
+                answer = (await request).json()
+            assert answer["choices"][0]["finish_reason"] == "abort"
+        text = await metrics(server)
+    served = re.findall(
+        r'pd_requests_total\{endpoint="generate",outcome="client_gone",worker="(\d+)"\} (\S+)', text
+    )
+    assert sum(float(count) for _, count in served) == 4

@@ -46,11 +46,15 @@ class PrefixIndex:
 
     def add(self, member: str, blocks: Sequence[Block]) -> None:
         """``member`` has computed or received these."""
+        nobody: frozenset[str] = frozenset()
+        joined: dict[frozenset[str], frozenset[str]] = {}  # one set for all blocks that the same members hold
         # Last block first, so that eviction shortens prefixes from their ends.
         for block in reversed(blocks):
-            holders = self._holders.get(block, frozenset())
+            holders = self._holders.get(block, nobody)
             if member not in holders:
-                self._holders[block] = holders | {member}
+                if holders not in joined:
+                    joined[holders] = holders | {member}
+                self._holders[block] = joined[holders]
             self._holders.move_to_end(block)
         while len(self._holders) > self._max_blocks:
             self._holders.popitem(last=False)

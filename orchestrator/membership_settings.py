@@ -67,6 +67,10 @@ class Membership(Section):
     event_bytes: Count = 4 * 2**20
     """One event of a watch."""
 
+    @property
+    def has_sources(self) -> bool:
+        return self.file is not None or bool(self.dns) or bool(self.kubernetes)
+
 
 class Parity(Section):
     """Members that disagree with the others are kept out."""

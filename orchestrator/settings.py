@@ -17,6 +17,7 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from orchestrator.core.parity import Role
+from orchestrator.kv_event_settings import KvEvents
 from orchestrator.membership_settings import Declared, Membership, Parity
 from orchestrator.security_settings import Auth, MemberTls, ServerTls
 from orchestrator.setting_types import Count, Seconds, Section, Url
@@ -25,7 +26,6 @@ from orchestrator.turn_settings import ConversationSettings, StoreSettings, Turn
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Set in every pod."""
 
-Endpoint = Annotated[str, Field(pattern=r"^(tcp://.+:\d+|ipc://.+)$")]
 Selection = Literal["round_robin", "least_active", "power_of_two", "session_affinity"]
 EngineSelection = Literal[
     "round_robin", "least_active", "power_of_two", "session_affinity", "prefix_affinity"
@@ -96,27 +96,6 @@ class Selections(Section):
     """Of one prompt that are looked at."""
     prefix_index_blocks: Count = 200_000
     """That are remembered for each role."""
-
-
-class KvEvents(Section):
-    """Engines that publish the events of their KV cache (vLLM's ``--kv-events-config``, publisher ``zmq``)
-    are scored by what they say they hold. Needs the extra ``kv-events``."""
-
-    endpoints: dict[Url, Endpoint] = Field(default_factory=dict)
-    """Base URL of an engine in ``members`` to the address of its events."""
-    replay: dict[Url, Endpoint] = Field(default_factory=dict)
-    """The same to the address of its replays, where it has one."""
-    topic: str = ""
-    index_blocks: Count = 400_000
-    """That are remembered of each engine; blocks of the engine's own size."""
-    drift_window: Count = 32
-    """So many comparisons with reported cached tokens are looked at."""
-    drift_share: Annotated[float, Field(ge=0, lt=1)] = 0.25
-    """With more of them wrong an engine is not believed, until a whole window has fewer."""
-    queue: Count = 10_000
-    """Messages of an engine that may wait; more are dropped, which is a gap."""
-    message_bytes: Count = 16 * 2**20
-    replay_timeout: Seconds = 5.0
 
 
 class Health(Section):
@@ -291,22 +270,23 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _followed_are_engines(self) -> Settings:
-        engines = {*self.members.prefill, *self.members.decode}
-        for url in (*self.kv_events.endpoints, *self.kv_events.replay):
-            if url.rstrip("/") not in engines:
+        events = self.kv_events
+        engines = {"prefill": self.members.prefill, "decode": self.members.decode}
+        looked_at = [role for role in engines if self.indexes(role)]
+        takes = (
+            "that takes prefix_affinity as the selection of its role, or for decode"
+            " policy.skip_prefill_below_uncached_tokens"
+        )
+        if events.template is not None and not looked_at:
+            raise ValueError(f"kv_events.template: nothing looks at what engines hold; {takes}")
+        for url in events.endpoints:
+            roles = [role for role, urls in engines.items() if url.rstrip("/") in urls]
+            if not roles and not self.membership.has_sources:
                 raise ValueError(f"kv_events: {url} is not one of members.prefill or members.decode")
-        useless = [url for url in self.kv_events.endpoints if not self._looks_at_index(url.rstrip("/"))]
-        if useless:
-            raise ValueError(
-                f"kv_events.endpoints: nothing looks at what {useless[0]} holds; that takes prefix_affinity"
-                " as the selection of its role, or for decode policy.skip_prefill_below_uncached_tokens"
-            )
-        followed = {url.rstrip("/") for url in self.kv_events.endpoints}
-        for url in self.kv_events.replay:
-            if url.rstrip("/") not in followed:
-                raise ValueError(f"kv_events.replay: {url} is not in kv_events.endpoints")
-        if self.kv_events.endpoints and not _installed("zmq"):
-            raise ValueError("kv_events.endpoints needs the extra kv-events: pip install pyzmq")
+            if not set(roles or engines) & set(looked_at):
+                raise ValueError(f"kv_events.endpoints: nothing looks at what {url} holds; {takes}")
+        if events.wanted and not _installed("zmq"):
+            raise ValueError("kv_events needs the extra kv-events: pip install pyzmq")
         return self
 
     @model_validator(mode="after")
@@ -330,10 +310,6 @@ class Settings(Section):
         """Whether anything looks at what the members of ``role`` have cached."""
         by_policy = role == "decode" and self.policy.skip_prefill_below_uncached_tokens > 0
         return by_policy or getattr(self.selection, role) == "prefix_affinity"
-
-    def _looks_at_index(self, url: str) -> bool:
-        members = {"prefill": self.members.prefill, "decode": self.members.decode}
-        return any(url in urls and self.indexes(role) for role, urls in members.items())
 
     def digest(self) -> str:
         """Short hash of the effective values, secrets left out."""

@@ -109,6 +109,7 @@ class KvEventFollower:
         limits = self._limits
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, "[" in self._endpoint)
         socket.setsockopt(zmq.RCVHWM, limits.queued_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, limits.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, int(limits.reconnect_first * 1000))

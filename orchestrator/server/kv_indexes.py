@@ -24,67 +24,78 @@ log = structlog.get_logger(__name__)
 
 
 class KvIndexes:
-    """Only of members whose pool looks at prefixes."""
+    """Only of members whose pool looks at prefixes, for as long as they are members."""
 
     def __init__(self, settings: Settings, pools: Iterable[Pool], metrics: Metrics) -> None:
         self._settings = settings.kv_events
         self._most = settings.selection.prefix_blocks * settings.selection.prefix_block_tokens
+        self._pools = tuple(pools)
         self._metrics = metrics
-        self._tasks: list[asyncio.Task[None]] = []
+        self._followers: dict[Member, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        endpoints = {url.rstrip("/"): endpoint for url, endpoint in self._settings.endpoints.items()}
-        self._followed = [
-            (member, endpoints[member.url])
-            for pool in pools
-            if pool.index is not None
-            for member in pool.members
-            if member.url in endpoints
-        ]
-        config = self._settings
-        for member, _endpoint in self._followed:
-            member.reports = ReportedCache(config.index_blocks, config.drift_window, config.drift_share)
+        self._started = False
 
     def start(self) -> None:
         """Begin to follow, in the background."""
-        if not self._followed:
-            return
+        self._started = True
+        for pool in self._pools:
+            for member in pool.members:
+                self.member_changed(pool, member)
+
+    def member_changed(self, pool: Pool, member: Member) -> None:
+        """It has come or gone, if it has not changed otherwise."""
+        if member.leaving:
+            self._leave(member)
+        elif self._started and pool.index is not None and member not in self._followers:
+            endpoint = self._settings.endpoint_of(member.url)
+            if endpoint is not None:
+                self._follow(member, endpoint)
+
+    def _follow(self, member: Member, endpoint: str) -> None:
         import zmq
 
         from orchestrator.hops.kv_events import KvEventFollower, Limits
 
         config = self._settings
-        limits = Limits(
-            queued_messages=config.queue,
-            message_bytes=config.message_bytes,
-            replay_timeout=config.replay_timeout,
+        if self._context is None:
+            self._context = zmq.Context()
+        member.reports = ReportedCache(config.index_blocks, config.drift_window, config.drift_share)
+        follower = KvEventFollower(
+            member.url,
+            member.reports,
+            self._context,
+            endpoint,
+            config.replay_of(member.url),
+            config.topic,
+            Limits(
+                queued_messages=config.queue,
+                message_bytes=config.message_bytes,
+                replay_timeout=config.replay_timeout,
+            ),
         )
-        replays = {url.rstrip("/"): endpoint for url, endpoint in config.replay.items()}
-        self._context = context = zmq.Context()
-        for member, endpoint in self._followed:
-            assert member.reports is not None
-            follower = KvEventFollower(
-                member.url,
-                member.reports,
-                context,
-                endpoint,
-                replays.get(member.url),
-                config.topic,
-                limits,
-            )
-            self._tasks.append(asyncio.create_task(follower.run(), name="kv events"))
+        self._followers[member] = asyncio.create_task(follower.run(), name="kv events")
+
+    def _leave(self, member: Member) -> None:
+        task = self._followers.pop(member, None)
+        if task is not None:
+            member.reports = None
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        for member in list(self._followers):
+            self._leave(member)
+        if self._ending:
+            await asyncio.wait(self._ending)
         if self._context is not None:
             self._context.destroy(linger=0)
 
     def looked_up(self, prompt: RenderedPrompt) -> LookedUp | None:
         """None when nobody is followed, and for prompts with media, whose keys are not known here."""
         features = prompt.fields.get("features")
-        if not self._followed or (features is not None and bytes(features) != b"null"):
+        if not self._followers or (features is not None and bytes(features) != b"null"):
             return None
         salt = prompt.fields.get("cache_salt")
         return LookedUp.of(

@@ -122,6 +122,7 @@ class Services:
             on_refused=lambda gate, cause: refusals.labels(gate, cause).inc(),
         )
         self.metrics.watch_gates(self.admission.gates.values())
+        self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
         health = settings.health
         self.fleet = Fleet(
             {"render": self.render_pool, "decode": self.decode_pool, "prefill": self.prefill_pool},
@@ -135,7 +136,6 @@ class Services:
             on_change=self._member_changed,
         )
         self.metrics.watch_sources(self.fleet.sources)
-        self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
         policy = settings.policy
         self.policy = Policy(
             held_kv=policy.held_kv,
@@ -268,6 +268,7 @@ class Services:
 
     def _member_changed(self, pool: Pool, member: Member) -> None:
         self.admission.members_changed()
+        self.kv_indexes.member_changed(pool, member)
         if not member.probed:
             # Whatever it comes back as, it comes back without a cache.
             pool.forget(member)

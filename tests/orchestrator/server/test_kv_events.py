@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +14,16 @@ import zmq
 from pydantic import ValidationError
 
 from orchestrator.core.kv_events import AllBlocksCleared, BlockStored, KvEvent
+from orchestrator.kv_event_settings import KvEvents
 from orchestrator.server.kv_indexes import KvIndexes
-from orchestrator.settings import KvEvents, Settings
+from orchestrator.settings import Settings
 from tests.orchestrator.conftest import Launch, Stack, until
-from tests.orchestrator.faults import GENERATE
+from tests.orchestrator.faults import GENERATE, Tier, serving
 
 SELECTION = {"prefix_block_tokens": 4}
 TEXT = " ".join(["word"] * 16)
+SUBSCRIBED, UNSUBSCRIBED = b"\x01", b"\x00"
+"""What a publisher hears."""
 
 
 class Engine:
@@ -115,6 +119,41 @@ async def test_a_member_whose_reports_are_not_true_is_scored_as_before(launch: L
             assert 'reason="drift"' in text
 
 
+async def test_members_of_any_source_are_followed_while_they_are_members(
+    launch: Launch, tmp_path: Path
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    engine = Engine(context)
+    members = tmp_path / "members.json"
+    settings = {
+        "selection": SELECTION,
+        "membership": {"file": members, "file_interval": 0.02},
+        "kv_events": {"template": engine.endpoint.replace("127.0.0.1", "{host}")},
+    }
+
+    async def heard(what: bytes) -> None:
+        await until(lambda: bool(engine.socket.poll(0)))
+        assert engine.socket.recv() == what
+
+    members.write_text("{}")
+    async with serving(Tier("p9")) as tier, launch(prefill=0, settings=settings) as stack:
+        pool = stack.services.prefill_pool
+        for _ in range(2):
+            members.write_text(json.dumps({"prefill": [tier.url]}))
+            await heard(SUBSCRIBED)
+            engine.publish(AllBlocksCleared())
+            [member] = pool.members
+            await until(lambda of=member: of.reports is not None and of.reports.trusted)
+            await until(lambda: pool.ready)
+            assert [c["index"] for c in (await ask(stack))["candidates"]] == ["exact"]
+            members.write_text("{}")
+            await heard(UNSUBSCRIBED)
+            assert "pd_kv_index_trusted{" not in stack.services.metrics.exposition().decode()
+            tier.requests.clear()
+    engine.socket.close(linger=0)
+    context.destroy(linger=0)
+
+
 def test_what_would_be_ignored_is_refused() -> None:
     """Nobody asks the index of a role that is chosen by load, and a replay belongs to a subscription."""
     followed = {"members": {"decode": ["http://d"]}, "kv_events": {"endpoints": {"http://d/": "tcp://d:1"}}}
@@ -134,3 +173,38 @@ def test_only_engines_can_be_followed() -> None:
         Settings.model_validate({"kv_events": {"endpoints": {"http://x": "tcp://x:1"}}})
     with pytest.raises(ValidationError, match="pattern"):
         Settings.model_validate({"kv_events": {"endpoints": {"http://x": "http://x:1"}}})
+
+
+def test_members_that_are_not_known_yet_can_be_named(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {
+            "membership": {"file": tmp_path / "members.json"},
+            "kv_events": {
+                "endpoints": {"http://10.0.0.1:80": "tcp://10.0.0.9:1"},
+                "template": "tcp://{host}:5557",
+                "replay_template": "tcp://{host}:5558",
+            },
+        }
+    )
+    events = settings.kv_events
+    assert (events.endpoint_of("http://10.0.0.1:80"), events.replay_of("http://10.0.0.1:80")) == (
+        "tcp://10.0.0.9:1",
+        None,
+    )
+    assert events.endpoint_of("http://e1.svc:80") == "tcp://e1.svc:5557"
+    assert events.replay_of("http://[fd00::1]:80") == "tcp://[fd00::1]:5558"
+
+
+@pytest.mark.parametrize(
+    ("events", "problem"),
+    [
+        ({"template": "tcp://10.0.0.1:5557"}, "pattern"),
+        ({"replay_template": "tcp://{host}:5558"}, r"there is no kv_events\.template"),
+    ],
+)
+def test_templates_that_say_nothing_are_refused(events: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Settings.model_validate({"kv_events": events})
+    unread = {"selection": {"prefill": "round_robin"}, "kv_events": {"template": "tcp://{host}:5557"}}
+    with pytest.raises(ValidationError, match="nothing looks at what engines hold"):
+        Settings.model_validate(unread)

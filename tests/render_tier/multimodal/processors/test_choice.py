@@ -1,0 +1,89 @@
+"""Which processor a model's files name, and what of them is refused."""
+
+import pytest
+
+from render_tier.multimodal.item import ImageLayout, UnsupportedProcessor
+from render_tier.multimodal.processors import image_processor
+from tests.support.pixel_cases import MODELS, OVERRIDES
+
+
+def test_a_model_type_without_processor_is_named() -> None:
+    with pytest.raises(UnsupportedProcessor, match="'mllama'"):
+        image_processor({"model_type": "mllama"}, {})
+    with pytest.raises(UnsupportedProcessor, match="None"):
+        image_processor({}, {})
+
+
+def test_a_foreign_processor_is_named() -> None:
+    with pytest.raises(UnsupportedProcessor, match=r"'qwen2_vl'.*'CLIPImageProcessor'"):
+        image_processor({"model_type": "qwen2_vl"}, {"image_processor_type": "CLIPImageProcessor"})
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"do_resize": False},
+        {"do_normalize": False},
+        {"resample": 0},
+        {"resample": "bicubic"},
+        {"size": {"height": "336", "width": 336}},
+        {"size": -1},
+        {"size": [1, 2, 3]},
+        {"image_mean": [0.5]},
+        {"image_std": [0.5, 0.0, 0.5]},
+        {"rescale_factor": 0},
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_followed_are_refused(model: str, wrong: dict[str, object]) -> None:
+    files = MODELS[model]
+    (key,) = wrong
+    with pytest.raises(UnsupportedProcessor, match=key):
+        image_processor(files.config, files.preprocessor, wrong, files.processor)
+
+
+@pytest.mark.parametrize(
+    ("model", "wrong"),
+    [
+        ("gemma3", {"do_pan_and_scan": True}),
+        ("llava", {"do_pad": True}),
+        ("llava", {"crop_size": {"shortest_edge": 3}}),
+        ("qwen2_vl", {"patch_size": 0}),
+        ("qwen2_vl", {"patch_size": True}),
+        ("qwen2_vl", {"size": {"longest_edge": 5000}}),
+        ("internvl", {"max_patches": 100_000}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 500]]}),
+        ("llava_next", {"image_grid_pinpoints": []}),
+        ("llava_next", {"crop_size": 224}),
+    ],
+)
+def test_settings_of_one_family_are_refused(model: str, wrong: dict[str, object]) -> None:
+    files = MODELS[model]
+    (key,) = wrong
+    with pytest.raises(UnsupportedProcessor, match=key):
+        image_processor(files.config, files.preprocessor, wrong, files.processor)
+
+
+def test_settings_may_be_in_the_file_of_all_processors() -> None:
+    files = MODELS["gemma3"]
+    whole = {"image_processor": files.preprocessor}
+    apart = image_processor(files.config, files.preprocessor)
+    assert image_processor(files.config, {}, {}, whole).settings_digest == apart.settings_digest
+
+
+def test_the_patch_size_of_pixtral_is_the_models_where_no_file_of_its_processor_is() -> None:
+    files = MODELS["mistral3"]
+    apart = image_processor(files.config, files.preprocessor, {}, files.processor)
+    assert image_processor(files.config, files.preprocessor).settings_digest == apart.settings_digest
+    assert apart.layout(100, 50) == ImageLayout(width=112, height=56)
+
+
+def test_the_digest_names_everything_that_changes_a_result() -> None:
+    digests = set()
+    count = 0
+    for name, files in MODELS.items():
+        for overrides in ({}, *OVERRIDES[name], {"image_mean": [0.1, 0.2, 0.3]}):
+            count += 1
+            found = image_processor(files.config, files.preprocessor, overrides, files.processor)
+            digests.add(found.settings_digest)
+    assert len(digests) == count

@@ -1,0 +1,48 @@
+"""Every family's pixels are those of transformers' torchvision processor, to the bit.
+
+What the processors gave is recorded (`tests/vllm/record_pixels.py`);
+`tests/vllm/test_pixels_equal_torchvision.py` runs them.
+"""
+
+import json
+
+import pytest
+
+from render_tier.multimodal.item import ImageProcessor, ImageRefused
+from render_tier.multimodal.processors import image_processor
+from tests.support.pixel_cases import MODELS, RECORDED, Case, cases, summary
+
+
+def processor(case: Case) -> ImageProcessor:
+    model = MODELS[case.model]
+    return image_processor(model.config, model.preprocessor, case.overrides, model.processor)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, object]:
+    return json.loads(RECORDED.read_text())["cases"]
+
+
+def test_every_case_is_recorded(recorded: dict[str, object]) -> None:
+    assert set(recorded) == {case.title for case in cases()}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pixels_are_the_recorded_ones(model: str, recorded: dict[str, object]) -> None:
+    for case in cases():
+        if case.model != model:
+            continue
+        ours = processor(case)
+        if recorded[case.title] is None:
+            with pytest.raises(ImageRefused, match=f"{case.width}x{case.height}"):
+                ours.process(case.image())
+            with pytest.raises(ImageRefused):
+                ours.layout(case.width, case.height)
+            continue
+        result = ours.process(case.image())
+        assert summary(result.arrays) == recorded[case.title], case.title
+        assert (result.width, result.height) == (case.width, case.height)
+        layout = ours.layout(case.width, case.height)
+        shown = 3 * layout.width * layout.height * layout.tiles
+        copies = 2 if "image_grid_thw" in result.arrays else 1
+        assert result.arrays["pixel_values"].size == shown * copies, case.title

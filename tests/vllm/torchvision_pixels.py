@@ -1,0 +1,94 @@
+"""What transformers' torchvision processors make of images: the program that
+`tests.vllm.torchvision_reference` runs in vLLM's environment, with torchvision beside it.
+
+Reads a JSON list of cases of `tests.support.pixel_cases`. Writes the libraries' versions and, by title, each
+case's summary, null where the processor refuses the image.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+# torchvision's package from PyPI is built for CUDA, so its operators do not load beside a torch for the CPU.
+# No image processor uses them, but the package registers the shapes of these two when it is imported.
+operators = torch.library.Library("torchvision", "DEF")
+for operator in ("nms", "qnms"):
+    operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import numpy as np  # noqa: E402
+import numpy.typing as npt  # noqa: E402
+import torchvision  # noqa: E402
+import transformers  # noqa: E402
+from PIL import Image  # noqa: E402
+from transformers.models.gemma3.processing_gemma3 import Gemma3ProcessorKwargs  # noqa: E402
+from transformers.models.internvl.processing_internvl import InternVLProcessorKwargs  # noqa: E402
+
+from tests.support.pixel_cases import MODELS, Case, summary  # noqa: E402
+
+
+def reference(case: Case) -> dict[str, list[Any]] | None:
+    """Of one item's arrays, as vLLM slices them from what the processor returns; None where it raises."""
+    model = MODELS[case.model]
+    name = str(model.preprocessor["image_processor_type"]).removesuffix("Fast")
+    settings = {key: value for key, value in model.preprocessor.items() if key != "image_processor_type"}
+    # vLLM makes the processor with a request's arguments and calls it with them.
+    processor = getattr(transformers, name)(**deepcopy(settings | dict(case.overrides)))
+    assert processor.backend == "torchvision"
+    arguments = deepcopy(_arguments(case) | dict(case.overrides))
+    try:
+        outputs = processor(images=[Image.fromarray(case.image())], return_tensors="pt", **arguments)
+    except ValueError:
+        return None
+    arrays = _item(name, {key: value.numpy() for key, value in outputs.items()})
+    return summary({key: np.asarray(value) for key, value in arrays.items()})
+
+
+def _arguments(case: Case) -> dict[str, Any]:
+    """What the model's processor passes to its image processor."""
+    if case.model == "gemma3":
+        return dict(Gemma3ProcessorKwargs._defaults["images_kwargs"])
+    if case.model == "internvl":
+        return dict(InternVLProcessorKwargs._defaults["images_kwargs"])
+    if case.model in ("mistral3", "pixtral"):
+        processor = MODELS[case.model].processor
+        return {"patch_size": processor.get("patch_size", 16) * processor.get("spatial_merge_size", 1)}
+    return {}
+
+
+def _item(name: str, outputs: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    pixels = outputs["pixel_values"]
+    if name == "Qwen2VLImageProcessor":
+        return {"pixel_values": pixels, "image_grid_thw": outputs["image_grid_thw"][0]}
+    if name == "Gemma3ImageProcessor":
+        return {"pixel_values": pixels, "num_patches": outputs["num_crops"][0] + 1}
+    if name == "GotOcr2ImageProcessor":
+        return {"pixel_values": pixels, "image_num_patches": outputs["num_patches"][0]}
+    if name == "LlavaNextImageProcessor":
+        return {"pixel_values": pixels[0], "image_sizes": outputs["image_sizes"][0]}
+    if name == "PixtralImageProcessor":
+        height, width = outputs["image_sizes"][0]
+        return {"pixel_values": pixels[0, :, :height, :width]}
+    return {"pixel_values": pixels[0]}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    cases = [Case(**fields) for fields in json.load(sys.stdin)]
+    found = {case.title: reference(case) for case in cases}
+    made_by = {
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "transformers": transformers.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+    json.dump({"made_by": made_by, "cases": found}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

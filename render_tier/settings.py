@@ -94,6 +94,35 @@ class Settings(BaseModel):
     max_state_bytes: int = Field(default=MIB, ge=1024)
     """Longest state of a stream that a client may send."""
 
+    limit_mm_per_prompt: dict[str, int] = {}
+    """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 for none."""
+    mm_processor_kwargs: dict[str, Any] = {}
+    """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """The engines' type of pixel values; "auto" is the model's own, or bfloat16 for one stored in float32."""
+    allowed_local_media_path: str | None = None
+    """Directory below which clients may name image files; none when not given."""
+    allowed_media_domains: tuple[str, ...] = ()
+    """The only hosts from which images are fetched; any public one when none."""
+    allowed_media_networks: tuple[str, ...] = ()
+    """Networks from which images may be fetched although they are not public, like 10.2.0.0/16."""
+    image_fetch_seconds: float = Field(default=5.0, gt=0)
+    """How long fetching an image may take."""
+    max_image_redirects: int = Field(default=5, ge=0)
+    """Most redirects on the way to an image."""
+    max_image_bytes: int = Field(default=16 * MIB, ge=1024)
+    """Largest file of an image."""
+    max_image_pixels: int = Field(default=64 * MIB, ge=1, le=178_956_970)
+    """Most pixels of an image."""
+    image_file_memory_bytes: int = Field(default=512 * MIB, ge=MIB)
+    """Memory per process for files of images in progress; requests wait for each other."""
+    image_work_memory_bytes: int = Field(default=1024 * MIB, ge=MIB)
+    """Memory per process, about, for decoded and processed images of requests in progress."""
+    image_cache_bytes: int = Field(default=256 * MIB, ge=0)
+    """Memory per process for processed images that may be seen again; 0 for none."""
+    image_workers: int = Field(default=1, ge=1)
+    """Threads per process that decode and process images."""
+
     host: str = "0.0.0.0"
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)

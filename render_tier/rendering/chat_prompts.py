@@ -21,10 +21,10 @@ from render_tier.rendering.explain import Explainer, TemplateFacts
 from render_tier.rendering.guarded_chat import check_template
 from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
+from render_tier.rendering.image_parts import ImageMarks, has_media
 from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
 from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens
-from render_tier.rendering.request_checks import has_media
 from render_tier.rendering.settings import ContentFormat, RenderSettings
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
 from render_tier.rendering.token_ids import PromptIds
@@ -54,15 +54,17 @@ class ChatPrompts:
         encoder: PromptEncoder,
         engine: EngineSlot,
         guarded: GuardedEncoder | None,
+        marks: ImageMarks | None = None,
     ) -> None:
-        """Raises BadRequest for a template that does not compile, ModelLoadError for one that the guard
-        cannot keep apart."""
+        """``marks``: for a model that takes images. Raises BadRequest for a template that does not compile,
+        ModelLoadError for one that the guard cannot keep apart."""
         self._assets = assets
         self._settings = settings
         self._parsers = parsers
         self._encoder = encoder
         self._engine = engine
         self._guarded = guarded
+        self._marks = marks
         new_cache = partial(
             TemplateCache,
             seconds=settings.max_template_seconds,
@@ -220,6 +222,7 @@ class ChatPrompts:
             model=self._assets.served_names[0],
             strict_history=self._settings.strict_history,
             warnings=warnings,
+            marks=self._marks,
         )
         if not template.knows_developer_role and any(
             message["role"] == "developer" for message in conversation

@@ -14,6 +14,15 @@ from typing import Any
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.messages import BILLING_HEADER, MEDIA_FIELDS
 from render_tier.protocol.validation import invalid
+from render_tier.rendering.image_parts import (
+    IMAGE_TYPES,
+    MEDIA_TYPES,
+    ImageMarks,
+    has_media,
+    is_media,
+    refuse_literal,
+    with_marks,
+)
 from render_tier.rendering.settings import ContentFormat
 
 TEXT_FIELDS: Mapping[str, str] = {
@@ -25,20 +34,6 @@ TEXT_FIELDS: Mapping[str, str] = {
 }
 """Content part types that are text -> the field that holds it."""
 SKIPPED_WHEN_NULL = frozenset({"text", "refusal"})
-MEDIA_TYPES = frozenset(
-    {
-        *(
-            "image_url",
-            "input_image",
-            "image_pil",
-            "image_embeds",
-            "audio_url",
-            "input_audio",
-            "audio_embeds",
-        ),
-        *("video_url", "video_embeds"),
-    }
-)
 PART_KEYS = frozenset(
     {
         *(
@@ -65,21 +60,27 @@ def to_conversation(
     model: str,
     strict_history: bool,
     warnings: list[str],
+    marks: ImageMarks | None = None,
 ) -> list[dict[str, Any]]:
     """``messages`` have passed `protocol.messages.check_messages`; they are not changed.
 
-    ``warnings`` receives what was repaired. Raises BadRequest, also for media (``model`` takes text only).
+    ``warnings`` receives what was repaired. ``marks``: how images are shown; None for a model that takes text
+    only. Raises BadRequest, for media too where the model does not take them.
     """
     conversation = []
+    if marks is not None and not has_media(messages):
+        marks = None
     for index, message in enumerate(messages):
-        converted = _convert(message, content_format, model)
+        converted = _convert(message, content_format, model, marks)
         if message["role"] == "assistant":
             _add_tool_calls(index, message, converted, strict_history, warnings)
         conversation.append(converted)
     return conversation
 
 
-def _convert(message: dict[str, Any], content_format: ContentFormat, model: str) -> dict[str, Any]:
+def _convert(
+    message: dict[str, Any], content_format: ContentFormat, model: str, marks: ImageMarks | None
+) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
     parts: list[Any]
@@ -93,9 +94,15 @@ def _convert(message: dict[str, Any], content_format: ContentFormat, model: str)
         parts = _without_billing_header(parts)
     as_parts = content_format == "openai"
     converted_parts = [
-        converted for part in parts if (converted := _convert_part(part, as_parts, model)) is not None
+        converted for part in parts if (converted := _convert_part(part, as_parts, model, marks)) is not None
     ]
-    converted_content = converted_parts if as_parts else "\n".join(filter(None, converted_parts))
+    converted_content: Any
+    if as_parts:
+        converted_content = converted_parts
+    elif marks is not None:
+        converted_content = with_marks(converted_parts, sum(map(is_media, parts)), marks)
+    else:
+        converted_content = "\n".join(filter(None, converted_parts))
     result: dict[str, Any] = {"role": role, "content": converted_content}
     if role == "assistant" and message.get("reasoning") is not None:
         result["reasoning"] = message["reasoning"]
@@ -130,10 +137,14 @@ def _without_billing_header(parts: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _convert_part(part: Any, as_parts: bool, model: str) -> Any:
-    """One content part, or None when it holds nothing."""
+def _convert_part(part: Any, as_parts: bool, model: str, marks: ImageMarks | None) -> Any:
+    """One content part, or None when it holds nothing that is text."""
     if isinstance(part, str):
+        if as_parts and marks is not None:
+            refuse_literal(part, marks)
         return {"type": "text", "text": part} if as_parts else part
+    if marks is not None and is_media(part):
+        return {"type": "image", **_extras(part)} if as_parts else None
     kind = part.get("type")
     marked = part.get("uuid") is not None
     if kind is None or marked:
@@ -144,7 +155,7 @@ def _convert_part(part: Any, as_parts: bool, model: str) -> Any:
     if not isinstance(kind, str):
         raise invalid("Invalid 'type' field in multimodal part.", "type")
     if kind in TEXT_FIELDS:
-        return _text_part(part, kind, as_parts)
+        return _text_part(part, kind, as_parts, marks)
     if kind == "tool_reference":
         name = part.get("name")
         if not isinstance(name, str):
@@ -154,13 +165,13 @@ def _convert_part(part: Any, as_parts: bool, model: str) -> Any:
         raise BadRequest(f"{model} is not a multimodal model")
     if kind == "prompt_embeds":
         raise invalid("You must set `--enable-prompt-embeds` to input `prompt_embeds`", "prompt_embeds")
-    supported = ", ".join(sorted({*TEXT_FIELDS, "tool_reference"}))
+    supported = ", ".join(sorted({*TEXT_FIELDS, "tool_reference", *(IMAGE_TYPES if marks else ())}))
     raise invalid(
         f"Unsupported chat content part type: {kind[:100]!r}. Supported types: {supported}.", "type", kind
     )
 
 
-def _text_part(part: dict[str, Any], kind: str, as_parts: bool) -> Any:
+def _text_part(part: dict[str, Any], kind: str, as_parts: bool, marks: ImageMarks | None) -> Any:
     text = part.get(TEXT_FIELDS[kind])
     if text is None and kind in SKIPPED_WHEN_NULL:
         return None
@@ -168,8 +179,13 @@ def _text_part(part: dict[str, Any], kind: str, as_parts: bool) -> Any:
         raise invalid(f"The `{TEXT_FIELDS[kind]}` of a content part must be a string.", TEXT_FIELDS[kind])
     if not as_parts:
         return text
-    extras = {key: value for key, value in part.items() if key not in PART_KEYS}
-    return {"type": "text", "text": text, **extras}
+    if marks is not None:
+        refuse_literal(text, marks)
+    return {"type": "text", "text": text, **_extras(part)}
+
+
+def _extras(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key not in PART_KEYS}
 
 
 def _add_tool_calls(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from render_tier.core.table import ReasoningFormat, ToolFormat
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
-from render_tier.rendering.request_checks import has_media
+from render_tier.rendering.image_parts import has_media
 from render_tier.rendering.structural_tags import Json
 from render_tier.rendering.token_ids import PromptIds
 

@@ -6,8 +6,8 @@ Everything is synchronous and thread-safe; the server decides which thread pays 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
@@ -37,6 +37,7 @@ from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation
 from render_tier.rendering.guarded_chat import guarded_encoder
 from render_tier.rendering.guarded_encoder import GuardedEncoder
+from render_tier.rendering.image_parts import ImageMarks, ImagePart, image_parts
 from render_tier.rendering.native_chat import OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
@@ -45,6 +46,10 @@ from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
 from render_tier.rendering.system_order import refuses_inline_system
 from render_tier.rendering.token_ids import PromptIds
+
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.features import Payload
+    from render_tier.multimodal.vision import PromptImage, Vision
 
 
 class Renderer:
@@ -56,9 +61,11 @@ class Renderer:
         settings: RenderSettings,
         *,
         engine: EngineSlot | None = None,
+        vision: Vision | None = None,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
-        """``engine`` may change while requests are served; by default it is the tokenizer itself.
+        """``engine`` may change while requests are served; by default it is the tokenizer itself. ``vision``:
+        for a model that takes images.
 
         Raises UnknownFormat for a parser name without a table, BadRequest for a template that does not
         compile, and ModelLoadError for a model whose special tokens cannot be kept apart."""
@@ -97,6 +104,7 @@ class Renderer:
         guarded: GuardedEncoder | None = None
         if settings.escape_user_specials:
             guarded, self.prompt_cache = guarded_encoder(assets, self.engine, settings.prompt_cache_bytes)
+        self._vision = vision
         self._prompts = ChatPrompts(
             assets,
             settings,
@@ -104,6 +112,9 @@ class Renderer:
             self._encoder,
             self.engine,
             guarded,
+            None
+            if vision is None
+            else ImageMarks(vision.mark, vision.token, literal_is_text=guarded is not None),
         )
         self._native = self._prompts.native
         self._continued = ContinuedPrompts(
@@ -127,17 +138,29 @@ class Renderer:
         """Whether there is anything that turns messages into a prompt."""
         return self._native is not None or self._assets.chat_template is not None
 
+    def image_parts(self, messages: Sequence[Mapping[str, Any]]) -> list[ImagePart]:
+        """The images that a request needs to be rendered with; none for a text model, which refuses them
+        itself. Raises BadRequest."""
+        return image_parts(messages) if self._vision is not None else []
+
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""
         return self.render_chat(request, request_id=request_id).generate_request()
 
-    def render_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> Rendered:
-        """``request_id`` (the ``X-Request-Id`` header) wins over the body's. Raises ApiError."""
+    def render_chat(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        request_id: str | None = None,
+        images: Sequence[PromptImage] = (),
+    ) -> Rendered:
+        """``request_id`` (the ``X-Request-Id`` header) wins over the body's. ``images``: those of
+        `image_parts`. Raises ApiError."""
         self.check_model(request.model)
         refuse_beam_search(request)
         self._check_tool_choice(request)
         asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        return self._render(request, f"chatcmpl-{self._id(request, request_id)}", asked_field)
+        return self._render(request, f"chatcmpl-{self._id(request, request_id)}", asked_field, images)
 
     def explain_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> Explanation:
         """What `render_chat` gives, and why. Costs several times as much. Raises ApiError."""
@@ -190,10 +213,20 @@ class Renderer:
         generate.ec_transfer_params = chat.ec_transfer_params
         return rendered
 
-    def _render(self, request: ChatCompletionRequest, name: str, asked_field: str) -> Rendered:
+    def _render(
+        self,
+        request: ChatCompletionRequest,
+        name: str,
+        asked_field: str,
+        images: Sequence[PromptImage] = (),
+    ) -> Rendered:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
         self._prompts.check_fields(request)
         refuse_media_options(request)
+        if not images:
+            self._refuse_images(request.messages)
+        elif request.continuation is not None:
+            raise BadRequest("continuation is not supported beside images", param="continuation")
         self._continued.check(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if self._native is None or self._native.cuts_to_fit:
@@ -211,6 +244,9 @@ class Renderer:
                 prompt,
                 lambda other: self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0],
             )
+        features: dict[str, Any] | None = None
+        if images:
+            prompt, features = self._with_images(prompt, images, request.mm_payload)
         rules = self._output_rules(request, kwargs, prompt.ids)
         params = self._sampling.build(
             request,
@@ -222,6 +258,7 @@ class Renderer:
         generate.reasoning_ended = rules.reasoning_ended
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
+        generate.features = features
         generate.continuation = report
         if warnings:
             generate.warnings = warnings
@@ -235,6 +272,7 @@ class Renderer:
     def count_tokens(self, request: CountTokensRequest) -> int:
         """Of the prompt that the request renders to. Raises ApiError."""
         chat = as_chat(request, merge_inline_system=self._merges_inline_system)
+        self._refuse_images(chat.messages)
         self.check_model(chat.model)
         self._check_tool_choice(chat)
         self._prompts.check_fields(chat)
@@ -276,6 +314,7 @@ class Renderer:
         if isinstance(request, TokenizeChatRequest):
             self._prompts.check_trust(request)
             refuse_media_options(request)
+            self._refuse_images(request.messages)
             ids = self._prompts.ids(request)
         else:
             ids = self._encoder.plain_ids(request.prompt, add_special_tokens=request.add_special_tokens)
@@ -294,6 +333,31 @@ class Renderer:
             raise NotFound(
                 f"The model `{model[:200]}` does not exist. Valid aliases: {aliases}.", param="model"
             )
+
+    def _refuse_images(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raises BadRequest where a model that takes images has none for those of the messages."""
+        parts = self.image_parts(messages)
+        if parts:
+            raise BadRequest(
+                f"{parts[0].param}: images are taken by /v1/chat/completions/render only",
+                param=parts[0].param,
+            )
+
+    def _with_images(
+        self, prompt: EncodedPrompt, images: Sequence[PromptImage], payload: Payload
+    ) -> tuple[EncodedPrompt, dict[str, Any]]:
+        """The prompt with the images' tokens in it, and the features that say where they are."""
+        assert self._vision is not None
+        try:
+            ids, ranges = self._vision.expand(prompt.ids.to_list(), images)
+        except ValueError as error:
+            raise BadRequest(
+                f"{error}: a text holds the place of one, the template leaves one out, or it was cut off",
+                param="messages",
+            ) from None
+        self._encoder.check_fits(len(ids))
+        features = self._vision.features(images, ranges, prompt_length=len(ids), payload=payload)
+        return EncodedPrompt(PromptIds.of(ids)), features
 
     def _check_tool_choice(self, request: ChatCompletionRequest) -> None:
         choice = request.tool_choice

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from render_tier.protocol.chat import ChatTemplateFields
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import BadRequest
-from render_tier.protocol.messages import MEDIA_FIELDS
 from render_tier.protocol.request_fields import SamplingFields
 from render_tier.protocol.validation import invalid
-from render_tier.rendering.conversation import MEDIA_TYPES
-
-
-def has_media(messages: list[dict[str, Any]]) -> bool:
-    """Whether any part of a message is an image, video or sound."""
-    return any(
-        isinstance(part, dict)
-        and (part.get("type") in MEDIA_TYPES or any(field in part for field in MEDIA_FIELDS))
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
 
 
 def refuse_beam_search(request: SamplingFields) -> None:

@@ -1,13 +1,15 @@
 """The POST endpoints as functions from a body to a reply; `hot_routes` puts them on the wire.
 
-Each runs to completion on one thread, on the event loop for a small body or in a pool.
+Each runs to completion on one thread, on the event loop for a small body or in a pool. One for a request with
+images runs until it knows them, and goes on when they are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
@@ -20,10 +22,14 @@ from render_tier.protocol.request_fields import check_lengths
 from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
 from render_tier.protocol.validation import decode_object
+from render_tier.rendering.image_parts import ImagePart
 from render_tier.server.metrics import Metrics
 from render_tier.server.replies import Reply
 from render_tier.server.service import Service
 from render_tier.settings import Settings
+
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.vision import PromptImage
 
 FINGERPRINT_HEADER = b"x-render-fingerprint"
 TOKEN_IDS_HEADER = b"x-token-ids"
@@ -31,7 +37,17 @@ COMPACT = b"base64"
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False, "": False}
 MAX_QUERY_FIELDS = 100
 PoolName = Literal["render", "derender"]
-Handler = Callable[[Service, bytes, str | None], Reply]
+
+
+@dataclass(frozen=True)
+class NeedsImages:
+    """A request that is rendered with its images. ``finish`` raises ApiError."""
+
+    parts: list[ImagePart]
+    finish: Callable[[Sequence[PromptImage]], Reply]
+
+
+Handler = Callable[[Service, bytes, str | None], Reply | NeedsImages]
 """Service, body, ``X-Request-Id`` → reply. Raises ApiError."""
 
 
@@ -82,17 +98,23 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         check_lengths(data, bounds)
         return data
 
-    def render_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
+    def render_chat(
+        service: Service, body: bytes, request_id: str | None, *, compact: bool = False
+    ) -> Reply | NeedsImages:
         request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        rendered = service.renderer.render_chat(request, request_id=request_id)
-        _count_prompt(metrics, len(rendered.ids))
-        return _rendered(service, rendered.encode())
+        renderer = service.renderer
 
-    def render_chat_compact(service: Service, body: bytes, request_id: str | None) -> Reply:
-        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        rendered = service.renderer.render_chat(request, request_id=request_id)
-        _count_prompt(metrics, len(rendered.ids))
-        return _rendered(service, rendered.encode(compact=True), (TOKEN_IDS_HEADER, COMPACT))
+        def finish(images: Sequence[PromptImage] = ()) -> Reply:
+            rendered = renderer.render_chat(request, request_id=request_id, images=images)
+            _count_prompt(metrics, len(rendered.ids))
+            headers = ((TOKEN_IDS_HEADER, COMPACT),) if compact else ()
+            return _rendered(service, rendered.encode(compact=compact), *headers)
+
+        parts = renderer.image_parts(request.messages)
+        if not parts:
+            return finish()
+        renderer.check_model(request.model)
+        return NeedsImages(parts, finish)
 
     def explain_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
@@ -153,7 +175,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
             "Chat request to GenerateRequest",
             bounded=bounded,
             explain=explain_chat,
-            compact=render_chat_compact,
+            compact=partial(render_chat, compact=True),
         ),
         Endpoint(
             "/v1/completions/render", "render", render_completions, "Completions request to GenerateRequests"

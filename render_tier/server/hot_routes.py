@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
-from render_tier.server.compression import ReplyCompression, decompress, encoding_of
-from render_tier.server.endpoints import Endpoint
+from render_tier.server.compression import Coding, ReplyCompression, decompress, encoding_of
+from render_tier.server.endpoints import Endpoint, NeedsImages, PoolName
 from render_tier.server.idle_loop import IdleLoop
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
@@ -79,19 +80,21 @@ class HotRoutes:
                 raise Overloaded("the model is loading", retry_after=1)
             request_id = _request_id(headers)
 
-            def work() -> Reply:
+            def work() -> Reply | NeedsImages:
                 plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
-                reply = handle(service, plain, request_id)
-                if reply_coding is not None and self._compression.applies(reply):
-                    return self._compression.compressed(reply, reply_coding)
-                return reply
+                outcome = handle(service, plain, request_id)
+                return outcome if isinstance(outcome, NeedsImages) else self._packed(outcome, reply_coding)
 
             if endpoint.pool == "derender":
                 self._idle_loop.streamed()
             bounded = coding is None and handle is endpoint.handle and endpoint.bounded
             if bounded and self._is_inline(endpoint, body):
-                return work()
-            return await self._runtime.pools[endpoint.pool].run(work)
+                outcome = work()
+            else:
+                outcome = await self._runtime.pools[endpoint.pool].run(work)
+            if isinstance(outcome, NeedsImages):
+                return await self._with_images(outcome, endpoint.pool, reply_coding)
+            return outcome
         except ApiError as error:
             return error_reply(error, *(() if read_all else (CLOSE,)))
         except ClientGone:
@@ -99,6 +102,25 @@ class HotRoutes:
         except Exception:
             log.exception("request_failed", route=endpoint.path)
             return error_reply(ApiError("Internal server error"))
+
+    def _packed(self, reply: Reply, coding: Coding | None) -> Reply:
+        if coding is not None and self._compression.applies(reply):
+            return self._compression.compressed(reply, coding)
+        return reply
+
+    async def _with_images(self, request: NeedsImages, pool: PoolName, coding: Coding | None) -> Reply:
+        """Raises ApiError."""
+        intake = self._runtime.images
+        assert intake is not None  # as the renderer takes images
+        held = await intake.prepare(request.parts)
+        try:
+            reply = await self._runtime.pools[pool].run(
+                lambda: self._packed(request.finish(held.images), coding)
+            )
+        except BaseException:
+            held.release()
+            raise
+        return replace(reply, on_sent=held.release)
 
     def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:
         settings = self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import Receive, Send
@@ -18,11 +19,17 @@ class Reply:
     status: int
     body: bytes
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    on_sent: Callable[[], None] | None = None
+    """Called once it is sent, or cannot be."""
 
     async def send(self, send: Send) -> None:
         headers: RawHeaders = [JSON, (b"content-length", str(len(self.body)).encode()), *self.headers]
-        await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": self.body})
+        try:
+            await send({"type": "http.response.start", "status": self.status, "headers": headers})
+            await send({"type": "http.response.body", "body": self.body})
+        finally:
+            if self.on_sent is not None:
+                self.on_sent()
 
 
 def error_reply(error: ApiError, *extra: tuple[bytes, bytes]) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,6 +18,10 @@ from render_tier.server.pools import WorkPool
 from render_tier.server.service import Service
 from render_tier.server.tracing import Tracing, open_tracing
 from render_tier.settings import Settings
+
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.vision import Vision
+    from render_tier.server.image_intake import ImageIntake
 
 log = structlog.get_logger()
 PUBLISH_SECONDS = 1.0
@@ -40,6 +45,9 @@ class Runtime:
         self.service: Service | None = None
         self.failure: Exception | None = None
         self.pools: dict[PoolName, WorkPool] = {}
+        self.images: ImageIntake | None = None
+        """For a model that takes images, once it is loaded."""
+        self._image_pool: WorkPool | None = None
         self.tracing = Tracing()
         self.in_flight = 0
         self.draining = False
@@ -85,8 +93,10 @@ class Runtime:
             await asyncio.wait([self._loading])
         if self._adopting is not None:
             await asyncio.wait([self._adopting])
-        for pool in self.pools.values():
+        for pool in self._all_pools:
             await asyncio.to_thread(pool.close)
+        if self.images is not None:
+            await self.images.close()
         if self._publishing is not None:
             self._publishing.cancel()
             await asyncio.wait([self._publishing])
@@ -100,9 +110,13 @@ class Runtime:
         return any(pool.saturated for pool in self.pools.values())
 
     @property
+    def _all_pools(self) -> list[WorkPool]:
+        return [*self.pools.values(), *([] if self._image_pool is None else [self._image_pool])]
+
+    @property
     def pending(self) -> int:
         """Jobs in the pools; zero when idle."""
-        return sum(pool.pending for pool in self.pools.values())
+        return sum(pool.pending for pool in self._all_pools)
 
     async def _load(self) -> None:
         try:
@@ -118,6 +132,8 @@ class Runtime:
             return
         observe_derenderer(self.metrics, service.derenderer)
         observe_renderer(self.metrics, service.renderer)
+        if service.vision is not None:
+            self._open_images(service.vision)
         self.service = service
         self.metrics.ready.set(1)
         self.metrics.info.labels(__version__, service.assets.fingerprint).set(1)
@@ -130,6 +146,18 @@ class Runtime:
             vocab_size=service.assets.vocab_size,
         )
         self._adopting = asyncio.create_task(self._adopt_fast_engine(service))
+
+    def _open_images(self, vision: Vision) -> None:
+        from render_tier.server.image_intake import ImageIntake
+
+        self._image_pool = WorkPool(
+            "images",
+            threads=self.settings.image_workers,
+            max_queue=self.settings.max_queue,
+            max_wait=self.settings.max_queue_seconds,
+            metrics=self.metrics,
+        )
+        self.images = ImageIntake(vision, self.settings, self._image_pool)
 
     async def _adopt_fast_engine(self, service: Service) -> None:
         """Beside the requests that are served already, unless it was done before this process began."""

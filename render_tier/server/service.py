@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
 from render_tier.derendering import Derenderer, DerenderSettings
 from render_tier.model import ModelAssets, ModelLoadError, load_assets
-from render_tier.model.engines import FastEngine, FastEngineUnavailable, ReferenceEngine
+from render_tier.model.engines import EngineSlot, FastEngine, FastEngineUnavailable, ReferenceEngine
 from render_tier.model.parity import first_difference, probe_texts
 from render_tier.model.parser_choice import AUTO
 from render_tier.protocol.chat import ChatCompletionRequest
@@ -19,6 +19,9 @@ from render_tier.rendering.settings import RenderSettings
 from render_tier.server.memory import return_freed_memory
 from render_tier.settings import Settings
 
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.vision import Vision
+
 log = structlog.get_logger()
 Fallback = Literal["unavailable", "parity"]
 PROBE_TEXTS = 500
@@ -28,10 +31,14 @@ PROBE_VOCABULARY = 2000
 
 class Service:
     def __init__(self, settings: Settings, assets: ModelAssets) -> None:
-        """Compiles the templates. Raises ApiError when one of them does not compile."""
+        """Compiles the templates. Raises ApiError when one of them does not compile, ModelLoadError for
+        images that cannot be processed."""
         settings = _with_parsers(settings, assets)
         self.assets = assets
-        self.renderer = Renderer(assets, _render_settings(settings))
+        engine = EngineSlot(assets.tokenizer)
+        self.vision = _vision(settings, assets, engine)
+        """None for a model whose images are not taken."""
+        self.renderer = Renderer(assets, _render_settings(settings), engine=engine, vision=self.vision)
         self.derenderer = Derenderer(assets, _derender_settings(settings))
         self._wants_fast_engine = settings.tokenizer_engine == "auto" and assets.mistral is None
         self.fallback: Fallback | None = None
@@ -103,6 +110,25 @@ class Service:
         except ApiError as error:
             log.warning("warm_up_refused", reason=error.message)
         return_freed_memory()
+
+
+def _vision(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Vision | None:
+    """Raises ModelLoadError."""
+    if not isinstance(assets.config.get("vision_config"), dict):
+        return None
+    try:
+        from render_tier.multimodal.vision import open_vision
+    except ImportError as error:
+        log.warning("images_refused", reason=f"the extra multimodal is not installed: {error}")
+        return None
+    return open_vision(
+        assets,
+        lambda text: engine.ids(text, add_special_tokens=False),
+        dtype=settings.dtype,
+        processor_kwargs=settings.mm_processor_kwargs,
+        max_pixels=settings.max_image_pixels,
+        cache_bytes=settings.image_cache_bytes,
+    )
 
 
 def _with_parsers(settings: Settings, assets: ModelAssets) -> Settings:

@@ -1,0 +1,94 @@
+"""Bytes of an image file to RGB pixels, as vLLM's image loader gives them, within bounds.
+
+Formats are those with a decoder of their own in Pillow. SVG is none of them, nor is anything that Pillow
+hands to another program. EXIF orientation is applied; transparency is laid on white; of an animation the
+first frame is taken. A file's header decides on its size before anything of it is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from io import BytesIO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+BACKGROUND = (255, 255, 255)
+CONVERSION: Mapping[str, str | tuple[int, ...]] = {"image_mode": "RGB", "rgba_background_color": BACKGROUND}
+"""How an image that is not RGB becomes so: part of its hash in vLLM."""
+ORIENTATION = 0x0112
+TURNED, SIDEWAYS = range(2, 9), range(5, 9)
+"""Values of EXIF's orientation that are not upright; those that swap width and height."""
+
+
+class UnreadableImage(ValueError):
+    """Bytes that are no image of a known format, or not the image that their header announces."""
+
+
+class ImageTooLarge(ValueError):
+    """An image with more pixels than are allowed."""
+
+
+class OpenedImage:
+    """An image of which the header has been read."""
+
+    def __init__(self, data: bytes, *, max_pixels: int) -> None:
+        """Raises UnreadableImage and ImageTooLarge."""
+        with _faults_of_the_file():
+            self._image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
+        width, height = self._image.size
+        if width * height > max_pixels:
+            raise ImageTooLarge(
+                f"the image has {width}x{height} pixels ({width * height}); at most {max_pixels} are allowed"
+            )
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height once it is turned as its EXIF orientation says."""
+        width, height = self._image.size
+        return (height, width) if self._orientation in SIDEWAYS else (width, height)
+
+    @property
+    def _orientation(self) -> int:
+        try:
+            return int(self._image.getexif().get(ORIENTATION, 1))
+        except Exception:  # whatever a malformed header makes the library raise
+            return 1
+
+    def pixels(self) -> tuple[npt.NDArray[np.uint8], bool]:
+        """(height, width, 3), and whether it took a conversion to get there. Raises UnreadableImage."""
+        with _faults_of_the_file():
+            image = self._image
+            image.load()
+            if self._orientation in TURNED:
+                # vLLM goes on with the image as it is where turning it fails.
+                with suppress(Exception):
+                    image = ImageOps.exif_transpose(image)
+            converted = image.mode != "RGB"
+            if converted:
+                image = _as_rgb(image)
+            return np.asarray(image), converted
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    layer = image if image.mode == "RGBA" else image.convert("RGBA")
+    ground = Image.new("RGB", layer.size, BACKGROUND)
+    ground.paste(layer, mask=layer.getchannel("A"))
+    return ground
+
+
+@contextmanager
+def _faults_of_the_file() -> Iterator[None]:
+    """Whatever Pillow raises for a file: it may be anything, as decoders are many."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).partition(" <_io.")[0] or type(error).__name__
+        raise UnreadableImage(f"not a readable image: {reason[:200]}") from None

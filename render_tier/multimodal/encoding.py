@@ -1,0 +1,91 @@
+"""One image as an engine takes it: vLLM's msgpack form of a processed item, in base64.
+
+An item maps a field's name to its tensor, (type, shape, raw bytes as extension 3), and to the way in which
+tensors of several items are laid together.
+"""
+
+from __future__ import annotations
+
+import sys
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from render_tier.multimodal.families import Family, Field
+
+FloatType = Literal["bfloat16", "float16", "float32"]
+RAW_TENSOR = 3
+"""Code of the msgpack extension type."""
+CAST_AT_ONCE = 1 << 18
+"""Values that are rounded in one go: few enough to stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class EncodedItem:
+    """JSON strings, ready to stand in a reply."""
+
+    kwargs: bytes
+    metadata: bytes | None
+    """Only the fields that are kept on the CPU, if the family has any."""
+
+    @property
+    def size(self) -> int:
+        return len(self.kwargs) + len(self.metadata or b"")
+
+
+def encode_item(arrays: Mapping[str, npt.NDArray[Any]], family: Family, float_type: FloatType) -> EncodedItem:
+    """Raises KeyError for an item that lacks a field of its family."""
+    fields = {
+        name: {"data": _tensor(arrays[name], float_type), "field": _field(field, arrays[name])}
+        for name, field in family.fields.items()
+    }
+    metadata = {name: fields[name] for name, field in family.fields.items() if field.keep_on_cpu}
+    return EncodedItem(_json_string(fields), _json_string(metadata) if metadata else None)
+
+
+def _json_string(fields: Mapping[str, Any]) -> bytes:
+    return b'"%b"' % b64encode(msgspec.msgpack.encode(fields))
+
+
+def _field(field: Field, array: npt.NDArray[Any]) -> tuple[str, dict[str, Any]]:
+    common = {"keep_on_cpu": field.keep_on_cpu}
+    if field.kind == "batched":
+        return "batched", common
+    # Where this item is among the items of its own call to the processor.
+    return "flat", {**common, "slices": (((0, len(array), None),),), "dim": 0}
+
+
+def _tensor(
+    array: npt.NDArray[Any], float_type: FloatType
+) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ext]:
+    if sys.byteorder == "big":
+        raise NotImplementedError("tensors are written little-endian")
+    name = array.dtype.name
+    contiguous = np.ascontiguousarray(array)
+    if np.issubdtype(array.dtype, np.floating):
+        name = float_type
+        if float_type == "bfloat16":
+            contiguous = bfloat16_bits(contiguous.astype(np.float32, copy=False))
+        else:
+            contiguous = contiguous.astype(float_type, copy=False)
+    raw = contiguous.reshape(-1).view(np.uint8).data
+    return name, array.shape, msgspec.msgpack.Ext(RAW_TENSOR, raw)
+
+
+def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Rounded to the nearest, ties to even, as torch casts; not for NaN, which no pixel is."""
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+    rounded = np.empty(bits.shape, np.uint16)
+    for start in range(0, len(bits), CAST_AT_ONCE):
+        piece = bits[start : start + CAST_AT_ONCE]
+        up = (piece >> 16) & 1
+        up += 0x7FFF
+        up += piece
+        up >>= 16
+        rounded[start : start + CAST_AT_ONCE] = up
+    return rounded.reshape(values.shape)

@@ -1,0 +1,54 @@
+"""What an image is told apart by in engines: vLLM's `mm_hash`, the same here for the same image and model.
+
+vLLM feeds blake3 with named values. Every name and value has its length in front (8 bytes, little-endian);
+a value has its kind in front of that: 1 a sequence, 2 a mapping (both followed by how many they hold), 3
+anything else. Integers are eight bytes. An image is the bytes that the client sent, beside how they were
+converted where that was needed to get to RGB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from blake3 import blake3
+
+Value = bytes | str | int | Sequence["Value"] | Mapping[str, "Value"]
+SEQUENCE, MAPPING, LEAF = b"\x01", b"\x02", b"\x03"
+
+
+def image_hash(data: bytes, *, model: str, conversion: Mapping[str, Value] | None) -> str:
+    """``conversion``: None where the image was RGB already."""
+    image: Value = data if conversion is None else {"io_config": conversion, "data": data}
+    hasher = blake3()
+    for chunk in (
+        *(*_framed(b"image"), LEAF, *_framed(b"image"), *_value(image)),
+        *(*_framed(b"model_id"), *_value(model)),
+    ):
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _value(value: Value) -> Iterator[bytes]:
+    if isinstance(value, Mapping):
+        yield MAPPING + _length(len(value))
+        for name, held in value.items():
+            yield from _framed(name.encode())
+            yield from _value(held)
+    elif isinstance(value, str | bytes):
+        yield LEAF
+        yield from _framed(value.encode() if isinstance(value, str) else value)
+    elif isinstance(value, int):
+        yield LEAF
+        yield from _framed(_length(value))
+    else:
+        yield SEQUENCE + _length(len(value))
+        for held in value:
+            yield from _value(held)
+
+
+def _framed(data: bytes) -> tuple[bytes, bytes]:
+    return _length(len(data)), data
+
+
+def _length(value: int) -> bytes:
+    return value.to_bytes(8, "little")

@@ -1,0 +1,58 @@
+"""Where images stand in a prompt's token IDs: each image's one token becomes as many as it has embeddings.
+
+The ranges are those of the tokens that embeddings replace, and nothing around them: an engine that is handed
+a range takes all of it for embeddings, as no mask travels with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from render_tier.multimodal.families import Family, Replacement
+
+
+class MisplacedImages(ValueError):
+    """A prompt that does not have one place for each image; the message says how many there are."""
+
+
+@dataclass(frozen=True)
+class Range:
+    offset: int
+    length: int
+
+
+def expand(
+    ids: Sequence[int], family: Family, replacements: Sequence[Replacement]
+) -> tuple[list[int], list[Range]]:
+    """The prompt with its images' tokens, and where those are, in order.
+
+    Raises MisplacedImages.
+    """
+    places = [position for position, token in enumerate(ids) if token == family.token_id]
+    if len(places) != len(replacements):
+        raise MisplacedImages(
+            f"the prompt has {len(places)} places for images ({family.token}), but {len(replacements)} images"
+        )
+    expanded: list[int] = []
+    ranges: list[Range] = []
+    done = 0
+    for place, replacement in zip(places, replacements, strict=True):
+        _append(expanded, ids[done:place], family)
+        # The first token may be joined with the last one before it; the embedded ones are never.
+        from_end = len(replacement.ids) - replacement.first
+        _append(expanded, replacement.ids, family)
+        ranges.append(Range(len(expanded) - from_end, replacement.count))
+        done = place + 1
+    _append(expanded, ids[done:], family)
+    return expanded, ranges
+
+
+def _append(expanded: list[int], more: Sequence[int], family: Family) -> None:
+    """Add ``more``; where its first token and the last one there are one token to the tokenizer, as that."""
+    if expanded and more and family.joined:
+        joined = family.joined.get((expanded[-1], more[0]))
+        if joined is not None:
+            expanded[-1] = joined
+            more = more[1:]
+    expanded.extend(more)

@@ -1,0 +1,127 @@
+"""An image's file to what a reply holds for it; the same file is processed once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from render_tier.multimodal.decoding import CONVERSION, OpenedImage
+from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
+from render_tier.multimodal.families import Family, Replacement
+from render_tier.multimodal.hashing import image_hash
+from render_tier.multimodal.item import ImageProcessor
+
+OVERHEAD = 1024
+"""Bytes that an entry takes beside its JSON."""
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    item: EncodedItem
+    replacement: Replacement
+    mm_hash: str
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    """A file whose header has been read."""
+
+    key: bytes
+    """Digest of the file."""
+    data: bytes
+    opened: OpenedImage
+    working_bytes: int
+    """What processing and encoding it takes, about."""
+
+
+class ItemCache:
+    """Prepared images by their file's digest, the least recently used ones dropped. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._lock = threading.Lock()
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> PreparedImage | None:
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self._entries.move_to_end(key)
+            return found
+
+    def put(self, key: bytes, image: PreparedImage) -> None:
+        size = image.item.size + OVERHEAD
+        if size > self._max_bytes:
+            return
+        with self._lock:
+            if key in self._entries:
+                return
+            self._entries[key] = image
+            self.bytes += size
+            while self.bytes > self._max_bytes:
+                _, oldest = self._entries.popitem(last=False)
+                self.bytes -= oldest.item.size + OVERHEAD
+
+
+class ImagePreparation:
+    """For one model with one set of processor settings. Thread-safe."""
+
+    def __init__(
+        self,
+        family: Family,
+        processor: ImageProcessor,
+        *,
+        model: str,
+        float_type: FloatType,
+        max_pixels: int,
+        cache_bytes: int,
+    ) -> None:
+        """``model``: part of every hash, as the operator names it to engines too."""
+        self.family = family
+        self._processor = processor
+        self._model = model
+        self._float_type: FloatType = float_type
+        self._max_pixels = max_pixels
+        self.cache = ItemCache(cache_bytes)
+
+    def key(self, data: bytes) -> bytes:
+        return hashlib.sha256(data).digest()
+
+    def load(self, key: bytes, data: bytes) -> LoadedImage:
+        """Raises UnreadableImage, ImageTooLarge and ImageRefused."""
+        opened = OpenedImage(data, max_pixels=self._max_pixels)
+        width, height = opened.size
+        layout = self._processor.layout(width, height)
+        shown = layout.width * layout.height * layout.tiles
+        return LoadedImage(key, data, opened, working_bytes(width * height, shown))
+
+    def prepare(self, loaded: LoadedImage) -> PreparedImage:
+        """Raises UnreadableImage and ImageRefused."""
+        pixels, converted = loaded.opened.pixels()
+        processed = self._processor.process(pixels)
+        layout = self._processor.layout(processed.width, processed.height)
+        image = PreparedImage(
+            encode_item(processed.arrays, self.family, self._float_type),
+            self.family.replacement(layout),
+            image_hash(loaded.data, model=self._model, conversion=CONVERSION if converted else None),
+        )
+        self.cache.put(loaded.key, image)
+        return image
+
+
+def working_bytes(decoded: int, shown: int) -> int:
+    """Of an image of ``decoded`` pixels of which the model is shown ``shown``: RGB bytes, twice while they
+    are turned or converted; then three channels of float32 twice (Qwen doubles an image to two frames), of
+    16 bits, packed and in base64, the last of which is copied into the reply."""
+    return 2 * 3 * decoded + 3 * shown * (8 + 4 + 4 + 6 + 12)

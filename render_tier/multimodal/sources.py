@@ -1,0 +1,82 @@
+"""Where a client's images are: in a data URL, in a file that clients may read, or on the web."""
+
+from __future__ import annotations
+
+import os
+import stat
+from base64 import b64decode
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+SCHEMES = ("http", "https")
+
+
+class SourceRefused(ValueError):
+    """A URL of which no image may, or can, be had; the message does not hold the URL."""
+
+
+@dataclass(frozen=True)
+class SourceRules:
+    max_bytes: int
+    """Of one image's file."""
+    directory: Path | None = None
+    """Below which files may be read; resolved."""
+
+
+def is_remote(url: str) -> bool:
+    return url[:6].lower().startswith(("http:", "https:"))
+
+
+def read_local(url: str, rules: SourceRules) -> bytes:
+    """The bytes of a ``data:`` or ``file:`` URL. Raises SourceRefused."""
+    scheme = url[:5].lower()
+    if scheme == "data:":
+        return _data(url, rules.max_bytes)
+    if scheme == "file:":
+        return _file(url, rules)
+    raise SourceRefused("the URL must be either a HTTP, data or file URL")
+
+
+def _data(url: str, max_bytes: int) -> bytes:
+    comma = url.find(",", 5, 5 + 1024)
+    if comma < 0:
+        raise SourceRefused("a data URL without ','")
+    if url[5:comma].rpartition(";")[2] != "base64":
+        raise SourceRefused("only base64 data URLs are supported")
+    if (len(url) - comma - 1) // 4 * 3 > max_bytes + 2:
+        raise too_large(max_bytes)
+    try:
+        data = b64decode(url[comma + 1 :], validate=True)
+    except ValueError as error:
+        raise SourceRefused(f"a data URL that is not base64: {error}") from None
+    if len(data) > max_bytes:
+        raise too_large(max_bytes)
+    return data
+
+
+def _file(url: str, rules: SourceRules) -> bytes:
+    if rules.directory is None:
+        raise SourceRefused("cannot load local files without `--allowed-local-media-path`")
+    try:
+        parts = urlsplit(url)
+        path = Path(unquote(parts.netloc + parts.path)).resolve()
+    except (ValueError, OSError, RuntimeError):
+        raise SourceRefused("a file URL that names no file") from None
+    if rules.directory not in path.parents:
+        raise SourceRefused("the file must be below `--allowed-local-media-path`")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SourceRefused("the file is none that can be read")
+            data = file.read(rules.max_bytes + 1)
+    except OSError:
+        raise SourceRefused("the file cannot be read") from None
+    if len(data) > rules.max_bytes:
+        raise too_large(rules.max_bytes)
+    return data
+
+
+def too_large(max_bytes: int) -> SourceRefused:
+    return SourceRefused(f"the image's file is larger than {max_bytes} bytes")

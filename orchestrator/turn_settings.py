@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 
 from pydantic import Field, SecretStr, field_validator
 
+from orchestrator.hops.shared_store import check_url
 from orchestrator.setting_types import Count, Seconds, Section
-
-_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class TurnSettings(Section):
@@ -52,10 +50,6 @@ class StoreSettings(Section):
     @field_validator("url")
     @classmethod
     def _can_be_asked(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is None:
-            return url
-        if not url.get_secret_value().startswith(_SCHEMES):
-            raise ValueError(f"must begin with one of {', '.join(_SCHEMES)}")
-        if importlib.util.find_spec("redis") is None:
-            raise ValueError("needs the extra redis: pip install redis")
+        if url is not None:
+            check_url(url.get_secret_value())
         return url

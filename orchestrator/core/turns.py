@@ -7,17 +7,23 @@ beginnings: no id that a client sends takes part. Each entry is given out once, 
 
 Theory of operation
 -------------------
-IDs are hashed in blocks, each hash covering the blocks before it (``core.prefix``). An entry lies in the
-bucket of its last whole block, under the IDs behind it, fewer than a block. Looking up costs one step for
-each block of the prompt, whatever is kept. So that a prompt which goes on from a kept turn differently (its
-template dropped the thinking, its history was edited) can be told from one that has nothing to do with any,
-the beginning of each turn's own prompt is remembered too.
+IDs are hashed in blocks, each hash covering the blocks before it (``core.prefix``). An entry lies at its last
+whole block, under the IDs behind it, fewer than a block. Looking up costs one step for each block of the
+prompt, whatever is kept. So that a prompt which goes on from a kept turn differently (its template dropped
+the thinking, its history was edited) can be told from one that has nothing to do with any, the beginning of
+each turn's own prompt is remembered too.
+
+``Turns`` keeps them in memory. For a store that knows keys and values alone there are ``place_of`` and
+``Search``: an entry's key is a hash of all its IDs, and a few bits kept for each block say how many IDs lie
+behind those of the entries that end in it. So one look at the bits of all blocks of a prompt names the few
+keys to be asked for.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal
@@ -36,29 +42,31 @@ SLACK: Final = 16
 READ_MARGIN: Final = 10.0
 """Seconds. vLLM's engines refuse to read KV in the last 5 s before it goes; the prefill may wait as long."""
 
-Miss = Literal["nothing_held", "not_a_prefix", "expired"]
+BEGINNING: Final = BLOCK
+"""The bit of a block which says that a turn is told by it; lower ones say how many IDs lie behind it."""
 
+MARK_BYTES: Final = BEGINNING // 8 + 1
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The decode engine that has the KV, and how often it had died when the KV came to be."""
-
-    url: str
-    deaths: int
+Miss = Literal["nothing_held", "not_a_prefix", "expired", "store_unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """``params`` is the engine's ``kv_transfer_params`` as JSON."""
+    """``params`` is the engine's ``kv_transfer_params`` as JSON, ``holder`` its URL. Times are seconds on the
+    caller's one clock."""
 
     tokens: int
     params: bytes
-    holder: Holder
+    holder: str
+    kept_at: float
+    """The engine has had the KV since then, at the latest."""
     usable_until: float
 
     @classmethod
-    def of(cls, tokens: int, params: Mapping[str, Any], holder: Holder, usable_until: float) -> Turn:
-        return cls(tokens, msgspec.json.encode(params), holder, usable_until)
+    def of(
+        cls, tokens: int, params: Mapping[str, Any], holder: str, kept_at: float, usable_until: float
+    ) -> Turn:
+        return cls(tokens, msgspec.json.encode(params), holder, kept_at, usable_until)
 
     def read(self) -> dict[str, Any]:
         params: dict[str, Any] = msgspec.json.decode(self.params)
@@ -131,12 +139,11 @@ class Turns:
         chain = _chain(scope, token_ids)
         if not chain:
             return False
-        whole = len(chain) * BLOCK
-        place = chain[-1], tuple(token_ids[whole:])
+        place = chain[-1], _behind(chain, token_ids)
         if place in self._order:
             self._drop(*place)
         self._buckets.setdefault(place[0], {})[place[1]] = turn
-        told_by = chain[min(len(chain), max(1, (prompt_tokens - SLACK) // BLOCK)) - 1]
+        told_by = _told_by(chain, prompt_tokens)
         self._order[place] = told_by
         self._beginnings[told_by] += 1
         if len(self._order) > self._max_entries:
@@ -175,6 +182,69 @@ class Turns:
         self._beginnings[told_by] -= 1
         if not self._beginnings[told_by]:
             del self._beginnings[told_by]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of an entry in a store of keys and values: its key, and the bits that lead to it."""
+
+    key: bytes
+    marks: Mapping[Block, Sequence[int]]
+    """By block, which of its bits."""
+
+
+def place_of(scope: bytes, prompt_tokens: int, token_ids: Sequence[int]) -> Place | None:
+    """Arguments as those of ``Turns.keep``; None for what is shorter than a block."""
+    chain = _chain(scope, token_ids)
+    if not chain:
+        return None
+    rest = _behind(chain, token_ids)
+    marks: dict[Block, list[int]] = {chain[-1]: [len(rest)]}
+    marks.setdefault(_told_by(chain, prompt_tokens), []).append(BEGINNING)
+    return Place(_key(chain[-1], rest), marks)
+
+
+class Search:
+    """For the turns that ``prompt`` extends by at least one ID, in a store of keys and values."""
+
+    def __init__(self, scope: bytes, prompt: Sequence[int]) -> None:
+        self._prompt = prompt
+        self.blocks = _chain(scope, prompt)
+        """Whose bits are to be looked at."""
+        self.began_so = False
+        """Some turn begins like the prompt, as far as has been looked."""
+
+    def keys(self, marks: Sequence[bytes | None]) -> Iterator[tuple[bytes, int]]:
+        """Of the entries that may be there, by the bits of each of ``blocks``, and how many IDs they have;
+        the longest first."""
+        bits = [
+            0 if mark is None else int.from_bytes(mark[:MARK_BYTES].ljust(MARK_BYTES, b"\0"))
+            for mark in marks
+        ]
+        self.began_so = any(_has(each, BEGINNING) for each in bits)
+        for count in range(len(self.blocks), 0, -1):
+            start = count * BLOCK
+            for length in range(min(BLOCK - 1, len(self._prompt) - 1 - start), -1, -1):
+                if _has(bits[count - 1], length):
+                    rest = tuple(self._prompt[start : start + length])
+                    yield _key(self.blocks[count - 1], rest), start + length
+
+
+def _has(bits: int, bit: int) -> bool:
+    """Bits are numbered from the highest one of the first byte."""
+    return bool(bits >> (8 * MARK_BYTES - 1 - bit) & 1)
+
+
+def _key(block: Block, rest: tuple[int, ...]) -> bytes:
+    return blake2b(array("Q", rest).tobytes(), digest_size=32, key=block).digest()
+
+
+def _behind(chain: Sequence[Block], token_ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(token_ids[len(chain) * BLOCK :])
+
+
+def _told_by(chain: Sequence[Block], prompt_tokens: int) -> Block:
+    return chain[min(len(chain), max(1, (prompt_tokens - SLACK) // BLOCK)) - 1]
 
 
 def _chain(scope: bytes, token_ids: Sequence[int]) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Literal
 
 from orchestrator.core.breaker import Breaker
@@ -20,7 +21,7 @@ class Member:
 
     __slots__ = (
         "active", "admitted", "breaker", "capabilities", "deaths", "differences", "draining", "generation",
-        "known", "leases", "leaving", "paused", "probed", "reports",
+        "known", "leases", "leaving", "paused", "probed", "reports", "same_since",
         "tells_pauses", "url",
     )  # fmt: skip
 
@@ -35,6 +36,8 @@ class Member:
         self.probed: bool | None = None
         self.deaths = 0
         """How often it was found dead or paused; what was read of it before is of no use after."""
+        self.same_since = inf
+        """Since when it has been followed and neither found dead nor paused, on the event loop's clock."""
         self.tells_pauses = False
         """It says whether it is paused."""
         self.paused = False
@@ -52,6 +55,11 @@ class Member:
         """No new work for it; what it has is finished."""
         self.leaving = False
         """It is not a member any more, and forgotten when what it has is finished."""
+
+    def died(self, now: float) -> None:
+        """Or is paused: whatever it is after, it is not what it was."""
+        self.deaths += 1
+        self.same_since = now
 
     def __repr__(self) -> str:
         return f"<Member {self.url} {self.state} active={self.active} probed={self.probed} {self.breaker!r}>"

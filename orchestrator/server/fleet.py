@@ -230,6 +230,7 @@ class Fleet:
             pool = self._pools[spec.role]
             member = pool.join(spec.url, spec.generation)
             member.known, member.admitted = False, spec.role == "render"
+            member.same_since = self._loop.time()
             self._seen.add(spec.role)
             self._configure(spec, member)
             log.info("member joined", role=spec.role, member=spec.url, generation=spec.generation)
@@ -310,7 +311,7 @@ class Fleet:
             return
         member.paused = pause.paused
         log.info("member paused" if pause.paused else "member goes on", role=pool.role, member=member.url)
-        member.deaths += 1
+        member.died(self._loop.time())
         pool.forget(member)
 
     def _became(self, pool: Pool, member: Member, *, well: bool) -> bool:
@@ -320,7 +321,7 @@ class Fleet:
         log.info("member health", role=pool.role, member=member.url, healthy=well)
         member.probed = well
         if not well:
-            member.deaths += 1
+            member.died(self._loop.time())
             member.known, member.admitted = False, pool.role == "render"
             member.differences = ()
             self._engine_ids.pop(member, None)

@@ -9,35 +9,37 @@ import structlog
 
 from orchestrator.core.kv_params import UsedParams
 from orchestrator.core.legs import RenderedPrompt
-from orchestrator.core.turns import Holder, Turn, Turns, UnusableTurn, checked, scope, usable_seconds
+from orchestrator.core.turns import Turn, UnusableTurn, checked, scope, usable_seconds
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.metrics import Metrics
+from orchestrator.server.turn_stores import TurnStore
 from orchestrator.turn_settings import TurnSettings
 
 log = structlog.get_logger(__name__)
 
 
 class KeptTurns:
-    """Of one process. ``now`` is a monotonic clock in seconds."""
+    """``now`` is the clock of the event loop."""
 
     def __init__(
         self,
         settings: TurnSettings,
+        store: TurnStore,
         decode_pool: Pool,
         metrics: Metrics,
         used_params: UsedParams,
         now: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._store = store
         self._decode_pool = decode_pool
         self._metrics = metrics
         self._used_params = used_params
         self._now = now
-        self._turns = Turns(settings.entries)
 
     def __repr__(self) -> str:
-        return f"<KeptTurns {self._turns!r}>"
+        return f"<KeptTurns {self._store!r}>"
 
     def kept_by(self, member: Member) -> float:
         """For how many seconds from now what ``member`` decodes may be read by a prefill engine; 0 where it
@@ -47,7 +49,7 @@ class KeptTurns:
             return 0.0
         return usable_seconds(known.turn_seconds, self._settings.fraction)
 
-    def keep(
+    async def keep(
         self,
         tenant: str,
         member: Member,
@@ -66,12 +68,13 @@ class KeptTurns:
             self._metrics.kept_turns.labels("unusable").inc()
             log.warning("unusable turn", member=member.url, problem=str(problem))
             return
-        turn = Turn.of(tokens, usable, Holder(member.url, member.deaths), self._now() + seconds)
+        now = self._now()
+        turn = Turn.of(tokens, usable, member.url, now, now + seconds)
         whose = scope(tenant, member.generation, prompt.cache_identity)
-        kept = self._turns.keep(whose, len(prompt.token_ids), token_ids[:tokens], turn)
-        self._metrics.kept_turns.labels("kept" if kept else "short").inc()
+        kept = await self._store.keep(whose, len(prompt.token_ids), token_ids[:tokens], turn)
+        self._metrics.kept_turns.labels(kept).inc()
 
-    def take(self, tenant: str, prefill: Member, prompt: RenderedPrompt) -> Mapping[str, Any] | None:
+    async def take(self, tenant: str, prefill: Member, prompt: RenderedPrompt) -> Mapping[str, Any] | None:
         """Params of kept KV that ``prompt`` goes on from, for ``prefill`` to read; once."""
         if not self._settings.reuse or prefill.capabilities.known.turn_seconds is None:
             return None
@@ -79,16 +82,16 @@ class KeptTurns:
             # They are computed, so nothing is read for them.
             return None
         whose = scope(tenant, prefill.generation, prompt.cache_identity)
-        found = self._turns.take(whose, prompt.token_ids, self._now())
+        found = await self._store.take(whose, prompt.token_ids)
         if not isinstance(found, Turn):
             self._note(found)
             return None
-        holder = self._decode_pool.find(found.holder.url)
+        holder = self._decode_pool.find(found.holder)
         params = found.read()
         if (
             holder is None
             or not holder.alive
-            or holder.deaths != found.holder.deaths
+            or holder.same_since >= found.kept_at
             or not holder.pulls_from(prefill)
         ):
             self._note("engine_gone")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
+from orchestrator.core.request_machine import Event
 from orchestrator.hops.errors import Failed, GivenUp, HopError, Overloaded, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from orchestrator.server.run import Run
 
 
+AskTurn = Callable[[], Awaitable[Mapping[str, Any] | None]]
+
+
 class PrefillLeg(Leg):
     kind = "prefill"
 
@@ -29,17 +33,24 @@ class PrefillLeg(Leg):
         member: Member,
         leg_id: str,
         place: Place | None,
-        turn: Mapping[str, Any] | None,
+        ask_turn: AskTurn | None,
     ) -> None:
-        """``turn``: params of kept KV that the prompt goes on from."""
+        """``ask_turn`` gives params of kept KV that the prompt goes on from, where there is some."""
         super().__init__(run, member, leg_id)
         self._prompt = run.leg_prompt
-        self._turn = turn
+        self._ask_turn = ask_turn
+        self._turn: Mapping[str, Any] | None = None
         self._place = place
 
     async def carry_out(self) -> None:
         run, services = self.run, self.services
         run.exchange.timing.mark("prefill_started", perf_counter())
+        if self._ask_turn is not None:
+            self._turn = await self._ask_turn()
+            if run.recalling:
+                # The engine had nothing yet that could have been aborted.
+                run.post(Event.PREFILL_FAILED)
+                return
         try:
             with self.member.busy():
                 answer = await self._answer()

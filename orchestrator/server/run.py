@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -29,7 +29,7 @@ from orchestrator.server.decode_leg import DecodeLeg, FreeingLeg
 from orchestrator.server.held_kv import HeldKv
 from orchestrator.server.leg import Leg
 from orchestrator.server.output import OutputPump, Source
-from orchestrator.server.prefill_leg import PrefillLeg
+from orchestrator.server.prefill_leg import AskTurn, PrefillLeg
 from render_tier.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ class Run:
         """Decode on ``member`` has ended, all of its output has been taken, and it keeps the KV."""
         if self._may_keep_turn(member):
             kept, tenant = self._services.kept_turns, self.exchange.who.tenant
-            kept.keep(tenant, member, self.whole_prompt, self.output.token_ids, params)
+            keeping = kept.keep(tenant, member, self.whole_prompt, self.output.token_ids, params)
+            self._services.supervisor.spawn(keeping, f"keep turn {self.exchange.base_id}")
 
     # ---- effects -------------------------------------------------------------------------------------------
 
@@ -354,12 +355,12 @@ class Run:
 
     # ---- small parts ---------------------------------------------------------------------------------------
 
-    def _earlier_turn(self, member: Member) -> Mapping[str, Any] | None:
+    def _earlier_turn(self, member: Member) -> AskTurn | None:
         """Asked for once, by the first choice: further ones find the prompt in the engine's cache."""
         if self._asked_for_turn or self.choice:
             return None
         self._asked_for_turn = True
-        return self._services.kept_turns.take(self.exchange.who.tenant, member, self.leg_prompt)
+        return partial(self._services.kept_turns.take, self.exchange.who.tenant, member, self.leg_prompt)
 
     def _may_keep_turn(self, member: Member) -> bool:
         """Not what is looked at as it comes."""

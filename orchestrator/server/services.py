@@ -43,7 +43,7 @@ from orchestrator.server.kept_turns import KeptTurns
 from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
 from orchestrator.server.sources import declared_facts, fixed_members, sources
-from orchestrator.server.stores import open_store
+from orchestrator.server.stores import open_store, open_turn_store
 from orchestrator.server.supervisor import Supervisor
 from orchestrator.server.tracing import Tracing
 from orchestrator.settings import Settings
@@ -106,11 +106,16 @@ class Services:
         self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
         self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
         self.records = RequestRecords(settings.server.explained_requests)
-        self.kept_turns = KeptTurns(
-            settings.turns, self.decode_pool, self.metrics, self.used_params, self.now
-        )
         self.store = open_store(
             settings.store, self.now, lambda operation: self.metrics.store_failures.labels(operation).inc()
+        )
+        self.kept_turns = KeptTurns(
+            settings.turns,
+            open_turn_store(settings.turns, self.store, self.now),
+            self.decode_pool,
+            self.metrics,
+            self.used_params,
+            self.now,
         )
         self.conversations = KeptConversations(settings.conversations, self.store, self.metrics, self.now)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals

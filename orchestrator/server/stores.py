@@ -1,11 +1,12 @@
-"""The store that orchestrators share, where one is configured."""
+"""The store that orchestrators share, where one is configured, and what is kept in it or in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from orchestrator.hops.shared_store import SharedStore
-from orchestrator.turn_settings import StoreSettings
+from orchestrator.server.turn_stores import OwnTurns, SharedTurns, TurnStore
+from orchestrator.turn_settings import StoreSettings, TurnSettings
 
 
 def open_store(
@@ -23,3 +24,7 @@ def open_store(
         now=now,
         on_failed=on_failed,
     )
+
+
+def open_turn_store(settings: TurnSettings, store: SharedStore | None, now: Callable[[], float]) -> TurnStore:
+    return OwnTurns(settings.entries, now) if store is None else SharedTurns(store, now)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from orchestrator.server.services import Services
 from orchestrator.server.serving import OrchestratorServer, uvicorn_config
 from orchestrator.settings import Settings, merged
 from tests.orchestrator.faults import Tier, serving
+from tests.support.redis_server import RedisServer, redis_program, redis_server
 
 QUICK: dict[str, Any] = {
     # Faults are scripted, so nothing in these tests has to wait for a real timeout of seconds.
@@ -122,6 +123,15 @@ async def running(config: Settings) -> AsyncIterator[tuple[OrchestratorServer, S
     finally:
         server.should_exit = True
         await serve
+
+
+@pytest.fixture
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    program = redis_program()
+    if program is None:
+        pytest.skip("neither redis-server nor valkey-server is installed")
+    with redis_server(program, tmp_path_factory.mktemp("r")) as server:
+        yield server
 
 
 @pytest.fixture

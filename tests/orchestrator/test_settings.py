@@ -145,10 +145,29 @@ def test_serve_says_what_is_wrong(arguments: list[str], complaint: str) -> None:
     assert "pydantic" not in line
 
 
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("http://:hush@store:6379", "must begin with one of redis://, rediss://, unix://"),
+        ("redis://:hush@store:hush", "is not the URL of a store"),
+        ("redis://:hush@store?hush=1", "is not the URL of a store"),
+    ],
+)
+def test_a_store_that_cannot_be_asked_is_refused_and_its_url_not_repeated(
+    tmp_path: Path, url: str, complaint: str
+) -> None:
+    config = tmp_path / "c.json"
+    config.write_text(json.dumps({"store": {"url": url}}))
+    result = CliRunner().invoke(app, ["serve", "--config", str(config)])
+    assert result.exit_code == 2
+    assert f"store.url: {complaint}" in result.output
+    assert "hush" not in result.output
+
+
 def test_serving_needs_neither_numpy_nor_the_demo() -> None:
     code = (
         "import sys; import orchestrator.cli, orchestrator.server.app;"
-        "heavy = ('numpy', 'openai', 'gguf', 'tokenizers', 'render_tier.core');"
+        "heavy = ('numpy', 'openai', 'gguf', 'tokenizers', 'render_tier.core', 'redis');"
         "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,14 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.turns import BLOCK, Holder, Turn, Turns, UnusableTurn, checked, scope, usable_seconds
+from orchestrator.core.turns import (
+    BLOCK,
+    MARK_BYTES,
+    Search,
+    Turn,
+    Turns,
+    UnusableTurn,
+    checked,
+    place_of,
+    scope,
+    usable_seconds,
+)
 
 WHOSE = scope("tenant", "", b"model")
-HOLDER = Holder("http://d", 0)
 
 
 def turn(tokens: int, until: float = 100.0) -> Turn:
-    return Turn.of(tokens, {"remote_request_id": str(tokens)}, HOLDER, until)
+    return Turn.of(tokens, {"remote_request_id": str(tokens)}, "http://d", 0.0, until)
 
 
 def kept(*conversations: list[int], until: float = 100.0) -> Turns:
@@ -124,6 +134,66 @@ def test_what_is_given_out_is_the_longest_extended_of_what_is_kept(
         else:
             assert found == model.pop(max(fit, key=len))
     assert len(turns) == len(model)
+
+
+class Pairs:
+    """Turns in a store of keys and values, each asked for once."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, Turn] = {}
+        self.marks: dict[bytes, int] = {}
+
+    def keep(self, ids: list[int], turn: Turn) -> bool:
+        place = place_of(WHOSE, len(ids) - 10, ids)
+        if place is None:
+            return False
+        self.values[place.key] = turn
+        for block, bits in place.marks.items():
+            for bit in bits:
+                self.marks[block] = self.marks.get(block, 0) | 1 << (8 * MARK_BYTES - 1 - bit)
+        return True
+
+    def take(self, ids: list[int]) -> Turn | str:
+        search = Search(WHOSE, ids)
+        marks = [
+            self.marks[block].to_bytes(MARK_BYTES).rstrip(b"\0") if block in self.marks else None
+            for block in search.blocks
+        ]
+        for key, length in search.keys(marks):
+            if (found := self.values.pop(key, None)) is not None:
+                assert found.tokens == length
+                return found
+        return "not_a_prefix" if search.began_so else "nothing_held"
+
+
+@given(st.lists(st.tuples(st.booleans(), IDS, st.integers(0, BLOCK + 3)), max_size=12))
+def test_a_store_of_keys_and_values_gives_out_the_same(steps: list[tuple[bool, list[int], int]]) -> None:
+    turns, pairs = Turns(100), Pairs()
+    for keeps, front, rest in steps:
+        ids = front + [2] * rest
+        if keeps:
+            assert turns.keep(WHOSE, len(ids) - 10, ids, turn(len(ids))) == pairs.keep(ids, turn(len(ids)))
+            continue
+        mine, theirs = turns.take(WHOSE, ids, 0), pairs.take(ids)
+        assert isinstance(mine, Turn) == isinstance(theirs, Turn)
+        if isinstance(mine, Turn) or mine == "not_a_prefix":
+            assert mine == theirs, "marks may outlive what they told of"
+
+
+def test_another_scope_shares_no_key_and_no_mark() -> None:
+    mine, others = (place_of(scope(name, "", b"model"), len(FIRST), FIRST) for name in ("a", "b"))
+    assert mine is not None
+    assert others is not None
+    assert mine.key != others.key
+    assert not set(mine.marks) & set(others.marks)
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xff" * 500, b"\0"], ids=len)
+def test_marks_that_nobody_made_lead_nowhere_else(mark: bytes) -> None:
+    search = Search(WHOSE, FIRST)
+    keys = list(search.keys([mark] * len(search.blocks)))
+    assert len({key for key, _ in keys}) == len(keys) <= len(search.blocks) * BLOCK
+    assert all(length < len(FIRST) for _, length in keys)
 
 
 PARAMS: dict[str, Any] = {

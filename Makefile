@@ -11,7 +11,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
-	fault-campaign continuation-campaign test-manifest constraints manifests clean
+	fault-campaign continuation-campaign test-manifest constraints manifests board clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,9 @@ constraints: venv ## write down the exact versions now in .venv (constraints.txt
 
 manifests: models ## deploy/kubernetes anew, as the chart renders it
 	$(BIN)/python -m tests.support.charts
+
+board: venv ## deploy/grafana/board.json anew from scripts/grafana_board.py
+	$(BIN)/python scripts/grafana_board.py > deploy/grafana/board.json
 
 clean: ## remove .venv, fetched models and every cache of this folder
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info build dist

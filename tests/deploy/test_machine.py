@@ -139,7 +139,7 @@ def compose(name: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.vllm.yaml"])
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.vllm.yaml", "compose.monitoring.yaml"])
 def test_compose_files_are_of_their_schema(name: str) -> None:
     content = compose(name)
     for service in content["services"].values():  # null: as if it were not there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from render_tier.client import wire
 from render_tier.client.errors import ClientError, Refused, Unreachable
 from render_tier.client.records import Chat, Prompt, Rollout, Sample
 from render_tier.client.retries import Retries
-from render_tier.client.rollouts import Job, jobs
+from render_tier.client.rollouts import Batch, Job
 
 
 class AsyncClient:
@@ -79,23 +79,32 @@ class AsyncClient:
         return (await self._chat(request))[0]
 
     async def rollouts(
-        self, requests: Sequence[wire.Json], *, samples: int = 1, concurrency: int = 32
+        self,
+        requests: Sequence[wire.Json],
+        *,
+        samples: int = 1,
+        concurrency: int = 32,
+        groups: Sequence[Hashable] | None = None,
     ) -> AsyncIterator[Rollout]:
         """``samples`` of each chat request, as they are done, at most ``concurrency`` under way.
+        ``groups``, one for each request, share these evenly, however many requests each has.
 
         A sample that fails for good is a record with its error. What is not read to the end is cancelled.
         """
-        waiting = jobs(requests, samples)
+        batch = Batch(requests, samples, groups)
         running: set[asyncio.Task[Rollout]] = set()
         try:
             while True:
-                while len(running) < concurrency and (job := next(waiting, None)) is not None:
+                while len(running) < concurrency and (job := batch.begin()) is not None:
                     running.add(asyncio.create_task(self._rollout(job)))
                 if not running:
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    yield task.result()
+                finished = [task.result() for task in done]
+                for rollout in finished:
+                    batch.end(rollout)
+                for rollout in finished:
+                    yield rollout
         finally:
             for task in running:
                 task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from render_tier.client import wire
 from render_tier.client.errors import ClientError, Refused, Unreachable
 from render_tier.client.records import Chat, Prompt, Rollout, Sample
 from render_tier.client.retries import Retries
-from render_tier.client.rollouts import Job, jobs
+from render_tier.client.rollouts import Batch, Job
 
 
 class Client:
@@ -80,23 +80,32 @@ class Client:
         return (self._chat(request))[0]
 
     def rollouts(
-        self, requests: Sequence[wire.Json], *, samples: int = 1, concurrency: int = 32
+        self,
+        requests: Sequence[wire.Json],
+        *,
+        samples: int = 1,
+        concurrency: int = 32,
+        groups: Sequence[Hashable] | None = None,
     ) -> Iterator[Rollout]:
         """``samples`` of each chat request, as they are done, at most ``concurrency`` under way.
+        ``groups``, one for each request, share these evenly, however many requests each has.
 
         A sample that fails for good is a record with its error. What is not read to the end is not begun.
         """
-        waiting = jobs(requests, samples)
+        batch = Batch(requests, samples, groups)
         with ThreadPoolExecutor(concurrency, "rollouts") as pool:
             running: set[Future[Rollout]] = set()
             while True:
-                while len(running) < concurrency and (job := next(waiting, None)) is not None:
+                while len(running) < concurrency and (job := batch.begin()) is not None:
                     running.add(pool.submit(self._rollout, job))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
+                finished = [future.result() for future in done]
+                for rollout in finished:
+                    batch.end(rollout)
+                for rollout in finished:
+                    yield rollout
 
     def _rollout(self, job: Job) -> Rollout:
         try:

@@ -567,6 +567,7 @@ class Tier:
                     {
                         "index": len(choices),
                         **(content if chat else {"text": text}),
+                        **({"token_ids": choice["token_ids"]} if replies[0]["prompt_token_ids"] else {}),
                         "finish_reason": choice["finish_reason"],
                         "stop_reason": choice["stop_reason"],
                         "logprobs": choice["logprobs"],

@@ -185,6 +185,19 @@ class TestRollouts:
         assert rollout.sample is None
         assert "too long" in rollout.error
 
+    def test_a_small_group_does_not_wait_for_a_large_one(self, ask: Ask) -> None:
+        server = Server((200, answer([7])))
+        requests = [{**CHAT, "user": "large"}] * 30 + [{**CHAT, "user": "small"}] * 2
+        groups = ["large"] * 30 + ["small"] * 2
+        rollouts = ask(server, "rollouts", requests, samples=2, concurrency=2, groups=groups)
+        assert len(rollouts) == 64
+        small = [i for i, (_, call) in enumerate(server.calls) if call["user"] == "small"]
+        assert small[-1] < 10, "four calls that take turns with the others, of which two may be under way"
+
+    def test_each_request_has_a_group(self, ask: Ask) -> None:
+        with pytest.raises(ValueError, match="1 groups for 2 requests"):
+            ask(Server((200, answer([7]))), "rollouts", [CHAT, CHAT], groups=["a"])
+
 
 class Crowd:
     """Counts how many are in it at a time."""

@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 
-class TokenBucket:
-    """``per_minute`` on average; as many at once after a quiet minute. Times are seconds of any clock."""
-
-    __slots__ = ("_at", "_capacity", "_left", "_per_second")
-
-    def __init__(self, per_minute: int) -> None:
-        self._capacity = float(per_minute)
-        self._per_second = per_minute / 60
-        self._left = self._capacity
-        self._at: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<TokenBucket {self._left:.3g}/{self._capacity:g}>"
-
-    def take(self, now: float) -> float:
-        """0 when there was one; otherwise the seconds until there is, and nothing is taken."""
-        if self._at is not None:
-            self._left = min(self._capacity, self._left + max(0.0, now - self._at) * self._per_second)
-        self._at = now
-        if self._left >= 1 - 1e-9:
-            self._left -= 1
-            return 0.0
-        return (1 - self._left) / self._per_second
+import msgspec
 
 
-class Account:
-    """Of one key. None: no limit."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit."""
 
-    __slots__ = ("_bucket", "_concurrent", "active")
+    concurrent: int | None = None
+    per_minute: int | None = None
+    """On average; as many at once after a quiet minute."""
 
-    def __init__(self, concurrent: int | None, per_minute: int | None) -> None:
-        self.active = 0
-        self._concurrent = concurrent
-        self._bucket = None if per_minute is None else TokenBucket(per_minute)
 
-    def __repr__(self) -> str:
-        return f"<Account active={self.active} {self._bucket!r}>"
+class Books(msgspec.Struct):
+    """Of one key. Times are seconds of any clock."""
 
-    @property
-    def full(self) -> bool:
-        return self._concurrent is not None and self.active >= self._concurrent
+    active: dict[int, int] = msgspec.field(default_factory=dict)
+    """Requests under way, by the process that has them."""
+    left: float | None = None
+    """How many may begin at once; None: nothing has begun yet."""
+    at: float = 0.0
+    """When that was so."""
 
-    def begin(self, now: float) -> float:
-        """0: begun, and to be ended. Otherwise the seconds after which the rate allows it. Not to be called
-        while ``full``."""
-        assert not self.full
-        wait = 0.0 if self._bucket is None else self._bucket.take(now)
+    def begin(self, limits: Limits, process: int, now: float) -> float:
+        """0: begun, and to be ended. Otherwise nothing has changed, and it is the seconds after which the
+        rate allows it, or infinity while too many are under way."""
+        if limits.concurrent is not None and sum(self.active.values()) >= limits.concurrent:
+            return math.inf
+        wait = 0.0 if limits.per_minute is None else self._take(limits.per_minute, now)
         if wait == 0:
-            self.active += 1
+            self.active[process] = self.active.get(process, 0) + 1
         return wait
 
-    def end(self) -> None:
-        self.active -= 1
+    def end(self, process: int) -> None:
+        left = self.active.pop(process, 0) - 1
+        if left > 0:
+            self.active[process] = left
+
+    def _take(self, per_minute: int, now: float) -> float:
+        most, per_second = float(per_minute), per_minute / 60
+        left = most if self.left is None else self.left + max(0.0, now - self.at) * per_second
+        self.left = min(most, left)
+        self.at = max(self.at, now)
+        if self.left >= 1 - 1e-9:
+            self.left -= 1
+            return 0.0
+        return (1 - self.left) / per_second

@@ -53,12 +53,12 @@ RENDER_TIER: Final = (
 
 def create_app(settings: Settings, *, workers_directory: Path | None = None) -> Starlette:
     """One process's application. ``app.state.services`` exists while its lifespan runs. ``workers_directory``
-    is where several workers meet, for their metrics and for what an operator has drained. Raises
+    is where several workers meet, for what they tell and count together. Raises
     ``ConfigError`` for keys that cannot be used."""
     authority = None
     gates: list[Middleware] = []
     if settings.auth.required:
-        authority = Authority(settings.auth, settings.admission.retry_after_unmeasured)
+        authority = Authority(settings.auth, settings.admission.retry_after_unmeasured, workers_directory)
         gates = [Middleware(KeyGate, authority, settings.server)]
 
     @asynccontextmanager

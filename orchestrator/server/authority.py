@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from orchestrator.core.access import Access, Tenancy
 from orchestrator.core.credentials import Ambiguous, Headers, shown_key
 from orchestrator.core.keys import Grant, Keyring
-from orchestrator.core.rate import Account
 from orchestrator.security_settings import ApiKey, Auth, KeyFile
+from orchestrator.server.accounts import Account, account_of
 from orchestrator.settings import ConfigError, read_config
 from render_tier.protocol.errors import ApiError
 
@@ -78,10 +78,12 @@ def keyring_of(keys: Sequence[ApiKey]) -> Keyring:
 class Authority:
     """Raises ``ConfigError`` for keys that cannot be used."""
 
-    def __init__(self, auth: Auth, busy_retry_after: int) -> None:
-        """``busy_retry_after``: seconds that are told where nobody knows when something will end."""
+    def __init__(self, auth: Auth, busy_retry_after: int, workers_directory: Path | None = None) -> None:
+        """``busy_retry_after``: seconds that are told where nobody knows when something will end.
+        ``workers_directory``: where several workers meet, to count together."""
         self._auth = auth
         self._busy_retry_after = busy_retry_after
+        self._workers_directory = workers_directory
         self._keyring = keyring_of(configured_keys(auth))
         self._accounts: dict[Grant, Account] = {}
         secret = auth.cache_salt_secret
@@ -109,14 +111,14 @@ class Authority:
         """One more request, which ends with ``Account.end``. Raises ``TooMany``."""
         account = self._accounts.get(grant)
         if account is None:
-            account = self._accounts[grant] = Account(grant.concurrent_requests, grant.requests_per_minute)
-        if account.full:
+            account = self._accounts[grant] = account_of(grant, self._workers_directory)
+        wait = account.begin(now)
+        if wait == math.inf:
             raise TooMany(
                 f"this API key has {grant.concurrent_requests} requests under way, which is its limit",
                 "concurrent_requests",
                 self._busy_retry_after,
             )
-        wait = account.begin(now)
         if wait:
             raise TooMany(
                 f"this API key may make {grant.requests_per_minute} requests a minute",

@@ -1,10 +1,10 @@
 """Running the application: one process under uvicorn, or several under gunicorn on one listening socket.
 
-The workers are forked from a process that has loaded everything, and share nothing afterwards: each has its
-own connections, health probes, breakers, places (``admission`` counts per process) and metrics (told
+The workers are forked from a process that has loaded everything, and share only a directory afterwards: each
+has its own connections, health probes, breakers, places (``admission`` counts per process) and metrics (told
 together, by worker). SIGTERM drains all of them. SIGHUP reads the settings again, starts workers with them,
-and drains the old ones; with settings that cannot be used the old ones are kept, and the workers are
-started anew all the same. A single process has no such use of SIGHUP: it ends by it.
+and drains the old ones; with settings that cannot be used the old ones are kept, and the workers are started
+anew all the same. A single process has no such use of SIGHUP: it ends by it.
 """
 
 from __future__ import annotations

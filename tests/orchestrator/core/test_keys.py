@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.credentials import Ambiguous, from_this_machine, shown_key
 from orchestrator.core.keys import RANDOM_BYTES, Grant, Keyring, StoredKey, digest_of, new_key
-from orchestrator.core.rate import Account, TokenBucket
+from orchestrator.core.rate import Books, Limits
 
 
 def made(number: int) -> tuple[str, StoredKey]:
@@ -164,33 +165,34 @@ def test_what_was_asked_on_this_machine(
 
 @given(st.integers(1, 600), st.lists(st.floats(0, 30), max_size=200))
 def test_no_more_begin_than_the_rate_allows(per_minute: int, pauses: list[float]) -> None:
-    bucket, now, taken = TokenBucket(per_minute), 1000.0, 0
+    books, now, begun = Books(), 1000.0, 0
     for pause in pauses:
         now += pause
-        wait = bucket.take(now)
+        wait = books.begin(Limits(per_minute=per_minute), 1, now)
         if wait:
             assert wait <= 60 / per_minute + 1e-6
         else:
-            taken += 1
-    assert taken <= per_minute + sum(pauses) * per_minute / 60 + 1e-6
+            begun += 1
+    assert begun <= per_minute + sum(pauses) * per_minute / 60 + 1e-6
 
 
 def test_after_the_wait_there_is_one() -> None:
-    bucket = TokenBucket(2)
-    assert [bucket.take(0.0), bucket.take(0.0)] == [0, 0]
-    wait = bucket.take(0.0)
+    books, limits = Books(), Limits(per_minute=2)
+    assert [books.begin(limits, 1, 0.0), books.begin(limits, 1, 0.0)] == [0, 0]
+    wait = books.begin(limits, 1, 0.0)
     assert wait == pytest.approx(30)
-    assert bucket.take(wait - 0.1) > 0
-    assert bucket.take(wait) == 0
-    assert bucket.take(wait - 5) > 0  # a clock that went back gives nothing
+    assert books.begin(limits, 1, wait - 0.1) > 0
+    assert books.begin(limits, 1, wait) == 0
+    assert books.begin(limits, 1, wait - 5) > 0  # a clock that went back gives nothing
+    assert books.begin(limits, 1, wait + 25) > 0  # nor does it twice
 
 
 def test_what_is_refused_is_not_under_way() -> None:
-    account = Account(2, 3)
-    assert [account.begin(0.0), account.begin(0.0)] == [0, 0]
-    assert account.full
-    account.end()
-    assert account.begin(0.0) == 0
-    account.end()
-    assert account.begin(0.0) > 0
-    assert account.active == 1
+    books, limits = Books(), Limits(2, 3)
+    assert [books.begin(limits, process, 0.0) for process in (1, 2)] == [0, 0]
+    assert books.begin(limits, 1, 0.0) == math.inf
+    books.end(2)
+    assert books.begin(limits, 1, 0.0) == 0
+    books.end(1)
+    assert 0 < books.begin(limits, 1, 0.0) < math.inf
+    assert books.active == {1: 1}

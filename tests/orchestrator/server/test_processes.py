@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.orchestrator.faults import ABORT, CHAT, GENERATE, Tier, serving
+from tests.support.api_keys import api_key, bearer
 from tests.support.processes import ServerProcess, orchestrator_server
 
 ASK: dict[str, Any] = {
@@ -28,9 +29,9 @@ ASK: dict[str, Any] = {
 
 @asynccontextmanager
 async def workers(
-    tmp_path: Path, count: int, pace: float, grace: float = 20.0
+    tmp_path: Path, count: int, pace: float, grace: float = 20.0, more: str = ""
 ) -> AsyncIterator[tuple[ServerProcess, Tier, Path]]:
-    """The server, its decode engine, and its settings file."""
+    """The server, its decode engine, and its settings file, of which ``more`` is the end."""
     async with (
         serving(Tier("r")) as render,
         serving(Tier("p")) as prefill,
@@ -39,7 +40,7 @@ async def workers(
         config = tmp_path / "settings.toml"
         config.write_text(
             f'[members]\nrender = ["{render.url}"]\nprefill = ["{prefill.url}"]\ndecode = ["{decode.url}"]\n'
-            f"[server]\ngrace = {grace}\n[health]\ninterval = 0.2\n"
+            f"[server]\ngrace = {grace}\n[health]\ninterval = 0.2\n{more}"
         )
         server = orchestrator_server("--config", config, "--workers", str(count), log_dir=tmp_path)
         await asyncio.to_thread(server.start)
@@ -229,3 +230,21 @@ async def test_an_abort_reaches_the_worker_that_has_the_request(tmp_path: Path) 
         r'pd_requests_total\{endpoint="generate",outcome="client_gone",worker="(\d+)"\} (\S+)', text
     )
     assert sum(float(count) for _, count in served) == 4
+
+
+async def test_a_keys_limits_hold_for_all_workers(tmp_path: Path) -> None:
+    secret, entry = api_key("few", concurrent_requests=2)
+    keys = f'[[auth.keys]]\nname = "few"\nhash = "{entry["hash"]}"\nconcurrent_requests = 2\n'
+    async with workers(tmp_path, 2, 0.0, more=keys) as (server, decode, _config):
+        decode.hold.clear()
+
+        async def status() -> int:
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
+                return (await client.post(CHAT, json=ASK, headers=bearer(secret))).status_code
+
+        asked = [asyncio.create_task(status()) for _ in range(8)]
+        while sum(each.done() for each in asked) < 6:
+            await asyncio.sleep(0.01)
+        assert [each.result() for each in asked if each.done()] == [429] * 6
+        decode.hold.set()
+        assert sorted(await asyncio.gather(*asked)) == [200] * 2 + [429] * 6

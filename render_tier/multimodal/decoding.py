@@ -84,11 +84,13 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _faults_of_the_file() -> Iterator[None]:
-    """Whatever Pillow raises for a file: it may be anything, as decoders are many."""
+    """Whatever Pillow raises for a file: it may be anything, as there are many decoders."""
     try:
         yield
     except MemoryError:
         raise
+    except Image.DecompressionBombError:
+        raise ImageTooLarge("the image has more pixels than any may have") from None
     except Exception as error:
         reason = str(error).partition(" <_io.")[0] or type(error).__name__
         raise UnreadableImage(f"not a readable image: {reason[:200]}") from None

@@ -1,0 +1,99 @@
+"""Files to pixels: every kind of image, and files that lie."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, UnreadableImage
+from tests.support import images
+
+PLENTY = 1 << 20
+
+
+def opened(data: bytes, max_pixels: int = PLENTY) -> OpenedImage:
+    return OpenedImage(data, max_pixels=max_pixels)
+
+
+@pytest.mark.parametrize("name", images.every_kind())
+def test_every_kind_is_rgb_of_the_announced_size(name: str) -> None:
+    image = opened(images.every_kind()[name])
+    width, height = image.size
+    pixels, converted = image.pixels()
+    assert pixels.shape == (height, width, 3)
+    assert pixels.dtype == np.uint8
+    assert converted == (name.split(".")[0] not in {"rgb", "odd"} and not name.startswith("turned"))
+
+
+def test_orientation_is_applied() -> None:
+    upright = np.asarray(images.picture(40, 20).convert("RGB"))
+    turned, _ = opened(images.turned(3)).pixels()
+    assert np.abs(turned[::-1, ::-1].astype(int) - upright).mean() < 20
+    assert opened(images.turned(6)).size == (20, 40)
+
+
+def test_transparency_is_laid_on_white() -> None:
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    pixels, _ = opened(images.file(clear)).pixels()
+    assert (pixels == 255).all()
+
+
+def test_first_frame_of_an_animation() -> None:
+    pixels, _ = opened(images.animation()).pixels()
+    first = np.asarray(images.picture(40, 20, seed=0))
+    assert np.abs(pixels.astype(int) - first).mean() < 30
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_cut_off_file(form: str) -> None:
+    data = images.file(images.picture(64, 48), form)
+    with pytest.raises(UnreadableImage, match="not a readable image"):
+        opened(data[: len(data) // 2]).pixels()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n",
+        b"\x00" * 1000,
+    ],
+)
+def test_no_image(data: bytes) -> None:
+    with pytest.raises(UnreadableImage):
+        opened(data).pixels()
+
+
+def test_bomb_is_refused_by_its_header() -> None:
+    with pytest.raises(ImageTooLarge, match="more pixels than any may have"):
+        opened(png_of(50_000, 50_000))
+
+
+def test_pixels_are_bounded() -> None:
+    data = images.file(images.picture(64, 48))
+    assert opened(data, 64 * 48).size == (64, 48)
+    with pytest.raises(ImageTooLarge, match="at most 3071 are allowed"):
+        opened(data, 64 * 48 - 1)
+
+
+def test_rows_that_a_complete_file_lacks_are_black() -> None:
+    pixels, _ = opened(png_of(500, 500)).pixels()  # Pillow's reading, and with it vLLM's
+    assert pixels.shape == (500, 500, 3)
+    assert not pixels.any()
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A header for so many pixels, and data for one row of them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(b"\x00" * (1 + 3 * width))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")

@@ -1,0 +1,90 @@
+"""Where images stand in a prompt's token IDs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from render_tier.multimodal.families import Family, Replacement
+from render_tier.multimodal.placeholders import MisplacedImages, Range, expand
+
+PAD, SOFT, BEGIN, END, LINE, LINES, LINES3, LINES4 = range(100, 108)
+
+
+def unused(_: object) -> Replacement:
+    raise AssertionError
+
+
+QWEN = Family("<mark>", "<pad>", PAD, {}, unused, {})
+GEMMA = replace(
+    QWEN,
+    token_id=BEGIN,
+    joined={(LINE, LINES): LINES3, (LINES, LINE): LINES3, (LINES, LINES): LINES4},
+)
+GEMMA_IMAGE = Replacement((LINES, BEGIN, SOFT, SOFT, END, LINES), 2, 2)
+
+
+def pads(count: int) -> Replacement:
+    return Replacement((PAD,) * count, 0, count)
+
+
+def test_each_place_gets_its_image() -> None:
+    ids, ranges = expand([1, PAD, 2, PAD, 3], QWEN, [pads(2), pads(3)])
+    assert ids == [1, PAD, PAD, 2, PAD, PAD, PAD, 3]
+    assert ranges == [Range(1, 2), Range(4, 3)]
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [1, PAD, 2], [PAD, PAD, PAD]])
+def test_places_and_images_must_be_as_many(ids: list[int]) -> None:
+    with pytest.raises(MisplacedImages, match="places for images"):
+        expand(ids, QWEN, [pads(2), pads(2)])
+
+
+def test_only_the_tokens_that_embeddings_replace_are_a_range() -> None:
+    ids, ranges = expand([1, BEGIN, 2], GEMMA, [GEMMA_IMAGE])
+    assert ids == [1, LINES, BEGIN, SOFT, SOFT, END, LINES, 2]
+    assert ranges == [Range(3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ([LINE], [], [LINES3, BEGIN, SOFT, SOFT, END, LINES]),
+        ([LINES], [], [LINES4, BEGIN, SOFT, SOFT, END, LINES]),
+        ([], [LINE], [LINES, BEGIN, SOFT, SOFT, END, LINES3]),
+        ([], [LINES, LINE], [LINES, BEGIN, SOFT, SOFT, END, LINES4, LINE]),
+    ],
+)
+def test_line_breaks_are_joined_as_the_tokenizer_joins_them(
+    before: list[int], after: list[int], expected: list[int]
+) -> None:
+    ids, ranges = expand([*before, BEGIN, *after], GEMMA, [GEMMA_IMAGE])
+    assert ids == expected
+    assert ranges == [Range(2, 2)]
+
+
+def test_two_images_in_a_row() -> None:
+    ids, ranges = expand([BEGIN, BEGIN], GEMMA, [GEMMA_IMAGE, GEMMA_IMAGE])
+    assert ids == [LINES, BEGIN, SOFT, SOFT, END, LINES4, BEGIN, SOFT, SOFT, END, LINES]
+    assert ranges == [Range(2, 2), Range(7, 2)]
+
+
+@given(
+    st.lists(st.integers(0, 9)),
+    st.lists(st.tuples(st.integers(1, 5), st.lists(st.integers(0, 9)))),
+)
+def test_ranges_hold_the_images_and_the_rest_is_unchanged(
+    start: list[int], rest: list[tuple[int, list[int]]]
+) -> None:
+    prompt = [*start]
+    for _, text in rest:
+        prompt += [PAD, *text]
+    ids, ranges = expand(prompt, QWEN, [pads(count) for count, _ in rest])
+    assert [where.length for where in ranges] == [count for count, _ in rest]
+    for where in ranges:
+        assert set(ids[where.offset : where.offset + where.length]) == {PAD}
+    assert [token for token in ids if token != PAD] == [token for token in prompt if token != PAD]
+    assert len(ids) == len(prompt) + sum(count - 1 for count, _ in rest)

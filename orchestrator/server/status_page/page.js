@@ -68,7 +68,7 @@ function facts(key, capabilities) {
   const known = Object.entries(capabilities);
   if (!known.length) return [];
   const text = known.map(([name, { value, verified }]) => `${name}=${value}${verified ? "" : "?"}`).join("  ");
-  const made = element("details", "facts", element("summary", "", `${known.length} facts`), element("code", "", text));
+  const made = element("details", "facts", element("summary", "", known.length === 1 ? "1 fact" : `${known.length} facts`), element("code", "", text));
   made.open = opened.has(key);
   made.addEventListener("toggle", () => (made.open ? opened.add(key) : opened.delete(key)));
   return [made];

@@ -4,6 +4,7 @@ taken while the server runs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -18,10 +19,14 @@ import structlog.testing
 from typer.testing import CliRunner
 
 from orchestrator.cli import app, load_settings
-from orchestrator.core.keys import Keyring
+from orchestrator.core.access import Access, Tenancy
+from orchestrator.core.keys import Grant, Keyring
 from orchestrator.security_settings import KeyFile
 from orchestrator.server.authority import keyring_of
+from orchestrator.server.intake import read_request
 from orchestrator.settings import parsed_config
+from render_tier.protocol.errors import NotFound
+from render_tier.protocol.validation import decode_object
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
 from tests.support.api_keys import api_key, bearer
@@ -177,6 +182,20 @@ async def test_a_key_for_some_models_sees_and_uses_those(launch: Launch) -> None
             single = await stack.http.get("/v1/models/scripted", headers=bearer(key))
             assert single.status_code == (200 if names else 404)
         await stack.settled()
+
+
+@pytest.mark.parametrize("before", ["", '"x": 1e999, ', '"x": [{"model": "other"}], '])
+@pytest.mark.parametrize("second", ['"model"', '"mod\\u0065l"', '"\\u006dodel"', '"Model"', '"model "'])
+def test_the_model_that_is_checked_is_the_one_that_is_used(second: str, before: str) -> None:
+    """Of a name that is in a body twice, both services read the last."""
+    access = Access(Grant("one", "one", frozenset({"scripted"})), Tenancy(b"secret"))
+    let_in = []
+    for names in (("scripted", "other"), ("other", "scripted")):
+        body = f'{{{before}"model": "{names[0]}", {second}: "{names[1]}", "messages": []}}'.encode()
+        with contextlib.suppress(NotFound):
+            read_request("chat", {"content-type": "application/json"}, body, access=access)
+            let_in.append(decode_object(body)["model"])
+    assert let_in == ["scripted"]
 
 
 async def test_a_keys_output_limit_holds_whether_or_not_the_client_names_one(launch: Launch) -> None:

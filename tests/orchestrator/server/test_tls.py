@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import ssl
 import time
@@ -24,7 +25,7 @@ from orchestrator.settings import Settings, merged
 from tests.orchestrator.conftest import QUICK, Launch, Stack, running
 from tests.orchestrator.faults import CHAT
 from tests.support.certificates import Authority, Pair
-from tests.support.processes import orchestrator_server
+from tests.support.processes import ServerProcess, orchestrator_server
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 3, "stream": True}
 
@@ -139,25 +140,34 @@ async def test_members_that_are_not_who_they_should_be_get_no_request(
         assert not any(tier.requests for tier in stack.tiers)
 
 
+def answers_over_tls(server: ServerProcess, context: ssl.SSLContext) -> bool:
+    """Within a minute."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and server.running:
+        with (
+            httpx.Client(verify=context, trust_env=False) as client,
+            contextlib.suppress(httpx.TransportError),
+        ):
+            return client.get(f"https://127.0.0.1:{server.port}/health").status_code == 200
+        time.sleep(0.05)
+    return False
+
+
 def test_workers_serve_over_tls(ca: Authority, tmp_path: Path) -> None:
     config = tmp_path / "c.json"
-    tls = files(ca.pair("127.0.0.1"))
+    successor = Authority(tmp_path, "successor")
+    used, renewed = ca.pair("127.0.0.1"), successor.pair("127.0.0.1")
     nobody = ["http://127.0.0.1:9"]
-    values = {"server": {"tls": tls, "workers": 2}, "members": {"render": nobody, "decode": nobody}}
+    values = {"server": {"tls": files(used), "workers": 2}, "members": {"render": nobody, "decode": nobody}}
     config.write_text(json.dumps(values))
     server = orchestrator_server("--config", config, log_dir=tmp_path)
     server._spawn(None)  # it is awaited here: over TLS
     try:
-        with httpx.Client(verify=ca.client_context(), trust_env=False) as client:
-            until = time.monotonic() + 60
-            while time.monotonic() < until and server.running:
-                with contextlib.suppress(httpx.TransportError):
-                    assert client.get(f"https://127.0.0.1:{server.port}/health").status_code == 200
-                    break
-                time.sleep(0.05)
-            else:
-                raise AssertionError(server.log())
-        server.kill(signal.SIGTERM)
+        assert answers_over_tls(server, ca.client_context()), server.log()
+        used.certificate.write_bytes(renewed.certificate.read_bytes())
+        used.key.write_bytes(renewed.key.read_bytes())
+        os.kill(server.pid, signal.SIGHUP)
+        assert answers_over_tls(server, successor.client_context()), server.log()
     finally:
         server.stop()
 

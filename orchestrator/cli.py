@@ -16,6 +16,7 @@ from orchestrator.embedded.cli import engine
 from orchestrator.explain_command import explain
 from orchestrator.key_command import key
 from orchestrator.logs import configure_logging
+from orchestrator.plan_command import plan
 from orchestrator.server.preflight import check_files
 from orchestrator.server.processes import serve as serve_until_told
 from orchestrator.settings import ConfigError, Settings, merged, read_config
@@ -102,6 +103,7 @@ def _complaint(fault: ErrorDetails) -> str:
 app.command()(status)
 app.command()(explain)
 app.command()(key)
+app.command()(plan)
 app.command()(engine)
 app.command()(demo)
 

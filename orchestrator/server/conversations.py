@@ -18,6 +18,7 @@ import msgspec
 from orchestrator.core.assembly import with_fields
 from orchestrator.core.conversations import Conversations, Spoken, conversation_key, unpack
 from orchestrator.core.legs import RenderedPrompt
+from orchestrator.hops.errors import HopError
 from orchestrator.hops.shared_store import SharedStore, StoreDown
 from orchestrator.server.intake import Continues
 from orchestrator.server.metrics import Metrics
@@ -87,6 +88,7 @@ class Conversation:
         self._asked = asked
         name = asked.conversation_id
         self._key = None if name is None else conversation_key(tenant, model, name)
+        self._found = False
         self._missing: Missing | None = None
         self.report: ContinuationReport | None = None
         """What became of it, once render has answered."""
@@ -98,6 +100,7 @@ class Conversation:
             return body
         found = await self._kept.find(self._key)
         if isinstance(found, Spoken):
+            self._found = True
             return with_fields(body, {"continuation": found})
         self._missing = found
         if self._asked.strict:
@@ -107,6 +110,14 @@ class Conversation:
                 raise Unavailable(detail, param="conversation_id")
             raise ContinuationRefused(detail, param="conversation_id")
         return body
+
+    def lets_go(self, error: HopError) -> bool:
+        """Whether render refuses IDs that were kept here, so that it must be asked without: they may be of
+        another model's vocabulary that was served under this name before."""
+        refused = self._found and error.client_fault and (error.param or "").startswith("continuation.")
+        if refused:
+            self._found, self._missing = False, "unknown_conversation"
+        return refused
 
     def rendered(self, prompt: RenderedPrompt) -> None:
         """Take render's report. Raises ``ApiError`` where a client that insists would get another prompt."""

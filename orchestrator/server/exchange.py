@@ -192,6 +192,10 @@ class Exchange:
             if member is None:
                 run.post(Event.RENDER_FAILED, error)
                 return
+            if self._conversation is not None and self._conversation.lets_go(error):
+                self._render_body = self._request.body
+                run.post(Event.RENDER_RETRY)
+                return
             self._render_tried.add(member.url)
             services.note_failure(services.render_pool, member, error)
             if error.retry_safe and self._render_attempts < services.settings.policy.render_attempts:

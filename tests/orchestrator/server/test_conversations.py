@@ -144,6 +144,25 @@ async def test_a_render_tier_that_knows_no_continuations(launch: Launch) -> None
         await stack.settled()
 
 
+@pytest.mark.parametrize("strict", [False, True])
+async def test_kept_ids_that_render_does_not_know_any_more(launch: Launch, strict: bool) -> None:
+    error = {"message": "outside the vocabulary", "type": "BadRequestError", "code": 400}
+    refusal = Status(400, json.dumps({"error": error | {"param": "continuation.output_token_ids"}}).encode())
+    async with launch() as stack:
+        await say(stack, "xx", "xxx")
+        stack.render.faults[RENDER].append(refusal)
+        status, body, _ = await say(stack, "xx", "xxx", continuation_strict=strict)
+        assert carried(stack) == [None, FIRST, None]
+        if strict:
+            assert (status, body["error"]["type"]) == (400, "ContinuationRefusedError")
+        else:
+            assert body["continuation"]["reason"] == "unknown_conversation"
+        stack.render.faults[RENDER].append(refusal)
+        status, body, _ = await say(stack, "xx", id=None, continuation=FIRST)
+        assert (status, body["error"]["param"]) == (400, "continuation.output_token_ids"), "the client's own"
+        await stack.settled()
+
+
 @pytest.mark.parametrize("id", ["", "x" * 257, 7, ["c"], {"a": 1}], ids=repr)
 async def test_ids_that_are_none(launch: Launch, id: Any) -> None:
     async with launch() as stack:

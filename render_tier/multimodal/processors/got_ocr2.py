@@ -116,7 +116,7 @@ class GotOcr2Processor:
         for number, band in enumerate(bands):
             row, top = divmod(number * tall, height)
             self.normalization.apply(band, band)
-            cut = band.reshape(3, tall, columns, width).transpose(2, 0, 1, 3)
+            cut = band.reshape(tall, 3, columns, width).transpose(2, 1, 0, 3)
             tiles[row, :, :, top : top + tall] = cut
 
 

@@ -98,8 +98,8 @@ class LlavaNextProcessor:
         """Resize the image to the size of `pixels` (3, height, width), and write it there."""
         start = 0
         for band in resized_bands(image, pixels.shape[1], pixels.shape[2], self.filter):
-            stop = start + band.shape[1]
-            self.normalization.apply(band, pixels[:, start:stop])
+            stop = start + len(band)
+            self.normalization.apply(band, pixels[:, start:stop].swapaxes(0, 1))
             start = stop
 
 

@@ -83,7 +83,7 @@ class PixtralProcessor:
         pixels = np.empty((3, layout.height, layout.width), np.float32)
         start = 0
         for band in resized_bands(image, layout.height, layout.width, self.filter):
-            stop = start + band.shape[1]
-            self.normalization.apply(band, pixels[:, start:stop])
+            stop = start + len(band)
+            self.normalization.apply(band, pixels[:, start:stop].swapaxes(0, 1))
             start = stop
         return ProcessedImage({"pixel_values": pixels}, width, height)

@@ -103,8 +103,8 @@ class Qwen2VLProcessor:
         bands = resized_bands(image, layout.height, layout.width, self.filter, band=unit)
         for band, row in zip(bands, patches, strict=True):
             self.normalization.apply(band, band)
-            # (channel, merge, patch, across, merge, patch) -> (across, merge, merge, channel, patch, patch)
-            cut = band.reshape(3, merge, patch, across, merge, patch).transpose(3, 1, 4, 0, 2, 5)
+            # (merge, patch, channel, across, merge, patch) -> (across, merge, merge, channel, patch, patch)
+            cut = band.reshape(merge, patch, 3, across, merge, patch).transpose(3, 0, 4, 2, 1, 5)
             row[:, :, :, :, 0] = cut
             row[:, :, :, :, 1:] = row[:, :, :, :, :1]
         grid = np.array([1, layout.height // patch, layout.width // patch], np.int64)

@@ -7,9 +7,13 @@ matrix product, which is exact, because every number in it is a small multiple o
  - weights are q / 2**precision with q an int16; pixels are taken minus 128, so they are from -128 to 127;
  - a partial sum of q * pixel, in whatever order the library adds, is at most 128 * sum|q| in size;
  - float32 holds every integer up to 2**24; an axis for which 128 * sum|q| is above that is computed in
-   float64 (shrinking by more than about eight: precision grows as the largest weight gets smaller);
- - `offsets` bring back what the shift by 128 takes away. That addition rounds only when its result is above
-   2**24, which with a precision of at most 16 is beyond a pixel's range, and is clipped as without rounding.
+   float64 (a cubic that shrinks by four or more: precision grows as the largest weight gets smaller). A
+   triangle of precision 17 can be above it by 128 * (sum(q) - 2**17), which is little, as each q is rounded
+   by a half at most; but then nearly all pixels are -128, and a sum wrong by less than that still is rounded
+   to the 0 that the kernel gives;
+ - `offsets` make of it the kernel's sum minus 128, with the half for rounding. That addition rounds only when
+   its result is above 2**24, which with a precision of at most 17 is beyond a pixel minus 128, and is clipped
+   as without rounding.
 
 A weight matrix is banded: a block of neighbouring outputs reads few inputs more than it has outputs, and only
 those rows of the matrix are kept and multiplied. An image is resized band by band, so that a band stays in
@@ -30,7 +34,7 @@ from render_tier.multimodal.processors.kernel_weights import Filter, integer_wei
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 _EXACT_IN_FLOAT32 = 2**24
-_LARGEST_FLOAT32_PRECISION = 16
+_LARGEST_FLOAT32_PRECISION = 17
 _CENTRE = 128
 _BLOCK_COLUMNS = 32
 """Columns computed by one product; half of it where an output reads more inputs, as more of them are then
@@ -69,7 +73,8 @@ class _Block:
 class _Axis:
     blocks: tuple[_Block, ...]
     offsets: Floats
-    """(outputs,): turns products with centred pixels into the kernel's sums, with the half for rounding."""
+    """(outputs,): turns products with centred pixels into the kernel's sums minus 128, with the half for
+    rounding."""
 
 
 def resized_bands(
@@ -83,82 +88,106 @@ def resized_bands(
 ) -> Iterator[npt.NDArray[np.float32]]:
     """`image` (height, width, 3) resized to (height, width), as bands of `band` rows from the top down.
 
-    A band is (3, rows, columns) of whole numbers from 0 to 255, and its consumer's to overwrite. With
-    `window` the bands are those of that part of the resized image.
+    A band is (rows, 3, columns) of whole numbers from 0 to 255: its consumer's to overwrite, and only until
+    the next one is asked for. With `window` the bands are those of that part of the resized image.
     """
     part = window or Window(0, 0, width, height)
     if height == image.shape[0]:
-        rows = _Rows(image[: part.bottom], width, kind, part, part.top)
+        rows = _Rows(image[: part.bottom], width, kind, part, part.top, band)
         for top in range(part.top, part.bottom, band):
             yield rows.centred(top, min(top + band, part.bottom)) + np.float32(_CENTRE)
         return
     axis = _axis(image.shape[0], height, kind, part.top, part.bottom, band)
     first, last = axis.blocks[0].first, axis.blocks[-1].last
-    rows = _Rows(image[:last], width, kind, part, first)
+    deepest = max(block.last - block.first for block in axis.blocks)
+    rows = _Rows(image[:last], width, kind, part, first, deepest)
+    dtype = axis.offsets.dtype
+    buffer = np.empty((band, 3 * (part.right - part.left)), dtype)
     for block in axis.blocks:
-        source = rows.centred(block.first, block.last).astype(block.matrix.dtype, copy=False)
-        result = np.empty((3, block.stop - block.start, source.shape[2]), block.matrix.dtype)
+        source = rows.centred(block.first, block.last).astype(dtype, copy=False)
+        source = source.reshape(block.last - block.first, -1)
+        result = buffer[: block.stop - block.start]
         columns = max(_SERIAL_PRODUCT // block.matrix.size, 1)
-        for left in range(0, source.shape[2], columns):
+        for left in range(0, source.shape[1], columns):
             piece = slice(left, left + columns)
-            np.matmul(block.matrix.T, source[:, :, piece], out=result[:, :, piece])
+            np.matmul(block.matrix.T, source[:, piece], out=result[:, piece])
         offsets = axis.offsets[block.start - part.top : block.stop - part.top]
-        _round(result, offsets[:, None], 0, 255)
-        yield result.astype(np.float32, copy=False)
+        _round(result, offsets[:, None])
+        result += _CENTRE
+        yield result.astype(np.float32, copy=False).reshape(len(result), 3, -1)
 
 
 class _Rows:
     """Rows of an image resized along the width and taken minus 128, asked for from the top down.
 
-    Some are resized ahead, and those that the next band reads again are kept.
+    Some are resized ahead, and those that the next band reads again are kept. The work is done in arrays that
+    are made once: fresh ones of this size come from the system, whose clearing of them costs as much.
     """
 
     def __init__(
-        self, image: npt.NDArray[np.uint8], width: int, kind: Filter, part: Window, first: int
+        self,
+        image: npt.NDArray[np.uint8],
+        width: int,
+        kind: Filter,
+        part: Window,
+        first: int,
+        deepest: int,
     ) -> None:
-        """No row above `first` will be asked for."""
-        self._image = image[:, part.left : part.right]
+        """No row above `first` will be asked for, and no more than `deepest` at a time."""
+        self._image = image
         self._axis: _Axis | None = None
-        if width != image.shape[1]:
-            step = _BLOCK_COLUMNS if image.shape[1] < 2 * width else _BLOCK_COLUMNS // 2
-            self._axis = _axis(image.shape[1], width, kind, part.left, part.right, step)
-            self._image = image
         self._part = part
+        columns = part.right - part.left
+        self._kept = np.empty((deepest + 2 * _AHEAD, 3, columns), np.float32)
         self._first = self._last = first
-        self._kept = np.empty((3, 0, part.right - part.left), np.float32)
+        if width == image.shape[1]:
+            self._image = image[:, part.left : part.right]
+        else:
+            step = _BLOCK_COLUMNS if 2 * image.shape[1] < 3 * width else _BLOCK_COLUMNS // 2
+            self._axis = _axis(image.shape[1], width, kind, part.left, part.right, step)
+            self._source = np.empty((_AHEAD, 3, image.shape[1]), self._axis.offsets.dtype)
+        self._planes = np.empty((_AHEAD, 3, self._image.shape[1]), np.uint8)
 
     def centred(self, first: int, last: int) -> npt.NDArray[np.float32]:
-        """(3, last - first, columns), to be read only."""
+        """(last - first, 3, columns), to be read only, until the next call."""
+        if first - self._first > _AHEAD:
+            used = self._kept[first - self._first : self._last - self._first]
+            self._kept[: len(used)] = used.copy()
+            self._first = first
         while self._last < last:
             end = min(self._last + _AHEAD, self._image.shape[0])
-            pieces = self._kept[:, first - self._first :], self._resized(self._last, end)
-            self._kept = np.concatenate(pieces, axis=1)
-            self._first, self._last = first, end
-        return self._kept[:, first - self._first : last - self._first]
+            self._resize(self._last, end, self._kept[self._last - self._first : end - self._first])
+            self._last = end
+        return self._kept[first - self._first : last - self._first]
 
-    def _resized(self, first: int, last: int) -> npt.NDArray[np.float32]:
-        # Flipping the highest bit of a uint8 and reading it as int8 takes 128 away.
-        centred = (self._image[first:last] ^ np.uint8(_CENTRE)).view(np.int8).transpose(2, 0, 1)
+    def _resize(self, first: int, last: int, rows: npt.NDArray[np.float32]) -> None:
+        planes = self._planes[: last - first]
+        planes[:] = self._image[first:last].transpose(0, 2, 1)
+        planes ^= np.uint8(_CENTRE)  # read as an int8, that is the pixel minus 128
         if self._axis is None:
-            return np.ascontiguousarray(centred).astype(np.float32)
-        offsets = self._axis.offsets
-        source = np.ascontiguousarray(centred).astype(offsets.dtype).reshape(-1, centred.shape[2])
-        result = np.empty((source.shape[0], offsets.size), offsets.dtype)
+            rows[:] = planes.view(np.int8)
+            return
+        source = self._source[: last - first]
+        source[:] = planes.view(np.int8)
+        lines = source.reshape(3 * (last - first), -1)
+        result = rows.reshape(len(lines), -1)
+        exact = source.dtype == result.dtype
+        sums = result if exact else np.empty(result.shape, source.dtype)
         for block in self._axis.blocks:
-            inputs = source[:, block.first : block.last]
-            outputs = result[:, block.start - self._part.left : block.stop - self._part.left]
-            lines = max(_SERIAL_PRODUCT // block.matrix.size, 1)
-            for top in range(0, source.shape[0], lines):
-                piece = slice(top, top + lines)
-                np.matmul(inputs[piece], block.matrix, out=outputs[piece])
-        _round(result, offsets - _CENTRE, -_CENTRE, 255 - _CENTRE)
-        return result.astype(np.float32, copy=False).reshape(3, last - first, -1)
+            outputs = sums[:, block.start - self._part.left : block.stop - self._part.left]
+            height = max(_SERIAL_PRODUCT // block.matrix.size, 1)
+            for top in range(0, len(lines), height):
+                piece = slice(top, top + height)
+                np.matmul(lines[piece, block.first : block.last], block.matrix, out=outputs[piece])
+        _round(sums, self._axis.offsets)
+        if not exact:
+            result[:] = sums
 
 
-def _round(sums: Floats, offsets: Floats, low: int, high: int) -> None:
+def _round(sums: Floats, offsets: Floats) -> None:
     """The kernel's rounding shift and clip, in place; clipped first, to whole bounds, which is the same."""
     sums += offsets
-    np.clip(sums, low, high, out=sums)
+    np.clip(sums, -_CENTRE, 255 - _CENTRE, out=sums)
     np.floor(sums, out=sums)
 
 
@@ -167,10 +196,10 @@ def _axis(inputs: int, outputs: int, kind: Filter, start: int, stop: int, step: 
     """The outputs from `start` to `stop` in blocks of `step`."""
     weights = integer_weights(inputs, outputs, kind, start, stop)
     one = 1 << weights.precision
-    size = _CENTRE * int(np.abs(weights.values).sum(axis=1).max())
-    exact = size <= _EXACT_IN_FLOAT32 and weights.precision <= _LARGEST_FLOAT32_PRECISION
+    small = _CENTRE * int(np.abs(weights.values).sum(axis=1).max()) <= _EXACT_IN_FLOAT32
+    exact = weights.precision <= _LARGEST_FLOAT32_PRECISION and (small or kind == "bilinear")
     dtype = np.float32 if exact else np.float64
-    offsets = ((_CENTRE * weights.values.sum(axis=1) + one // 2) / one).astype(dtype)
+    offsets = ((_CENTRE * (weights.values.sum(axis=1) - one) + one // 2) / one).astype(dtype)
     ends = weights.first + weights.count
     taps = np.arange(weights.values.shape[1])
     blocks = []

@@ -108,29 +108,29 @@ class Settings:
         return Normalization(self._channels("image_mean") * unit, self._channels("image_std") * unit)
 
     def _channels(self, key: str) -> npt.NDArray[np.float32]:
-        """(3, 1, 1)"""
+        """(3, 1)"""
         value = self._values.get(key)
         if not isinstance(value, (list, tuple)) or len(value) != 3:
             raise self.wrong(key)
         if not all(isinstance(item, (int, float)) and (item or key != "image_std") for item in value):
             raise self.wrong(key)
-        return np.array(value, np.float32).reshape(3, 1, 1)
+        return np.array(value, np.float32).reshape(3, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
     mean: npt.NDArray[np.float32]
-    """(3, 1, 1), in units of a pixel."""
+    """(3, 1), in units of a pixel."""
     std: npt.NDArray[np.float32]
 
     def apply(self, pixels: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
-        """`pixels` (3, rows, columns) is overwritten; the result goes to `out`, of the same shape."""
+        """`pixels` (rows, 3, columns) is overwritten; the result goes to `out`, of the same shape."""
         np.subtract(pixels, self.mean, out=pixels)
         np.divide(pixels, self.std, out=out)
 
     def black(self) -> npt.NDArray[np.float32]:
-        """(3, 1, 1): what a pixel of padding becomes."""
-        return (np.float32(0.0) - self.mean) / self.std
+        """(3, 1, 1): what a pixel of padding becomes, in an array of (3, rows, columns)."""
+        return ((np.float32(0.0) - self.mean) / self.std)[:, None]
 
     def summary(self) -> list[str]:
         return [self.mean.tobytes().hex(), self.std.tobytes().hex()]

@@ -127,8 +127,8 @@ class StandardProcessor:
         kept = pixels[:, above : above + bottom - top, before : before + right - left]
         start = 0
         for band in resized_bands(image, *full, self.filter, window=Window(left, top, right, bottom)):
-            stop = start + band.shape[1]
-            self.normalization.apply(band, kept[:, start:stop])
+            stop = start + len(band)
+            self.normalization.apply(band, kept[:, start:stop].swapaxes(0, 1))
             start = stop
         arrays: Arrays = {"pixel_values": pixels}
         if self.counts_patches:

@@ -17,7 +17,7 @@ def resized(
     image: npt.NDArray[np.uint8], height: int, width: int, kind: Filter, **options: object
 ) -> np.ndarray:
     bands = resized_bands(image, height, width, kind, **options)
-    return np.concatenate([band.copy() for band in bands], axis=1)
+    return np.concatenate([band.copy() for band in bands]).swapaxes(0, 1)
 
 
 def along(line: npt.NDArray[np.int64], outputs: int, kind: Filter) -> npt.NDArray[np.int64]:

@@ -98,6 +98,9 @@ class Settings(BaseModel):
     """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 for none."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
+    mm_device_do_normalize: bool = True
+    """Whether engines scale and normalize pixels themselves, as theirs is set; only some models leave it to
+    them."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """The engines' type of pixel values; "auto" is the model's own, or bfloat16 for one stored in float32."""
     allowed_local_media_path: str | None = None

@@ -44,6 +44,9 @@ class Family:
     fields: Mapping[str, Field]
     """The arrays that an engine is sent, in vLLM's order."""
     replacement: Callable[[ImageLayout], Replacement]
+    engine_normalizes: bool
+    """Whether engines take pixels as bytes, to scale and normalize them on the device: by default they do,
+    and would do it a second time to pixels that are normalized already."""
     joined: Mapping[tuple[int, int], int]
     """Pairs of tokens that a replacement may bring together, and the one token that the tokenizer has for
     both."""
@@ -94,6 +97,7 @@ def _qwen(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         token_id=pad,
         fields={"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)},
         replacement=replacement,
+        engine_normalizes=True,
         joined={},
     )
 
@@ -111,6 +115,7 @@ def _gemma3(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -
         token_id=_id(vocabulary, begin),
         fields={"pixel_values": Field("flat"), "num_patches": Field("batched", keep_on_cpu=True)},
         replacement=lambda layout: whole,
+        engine_normalizes=False,
         joined={
             (lines[0], lines[1]): lines[2],
             (lines[1], lines[0]): lines[2],
@@ -139,5 +144,6 @@ def _llava(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         token_id=pad_id,
         fields={"pixel_values": Field("batched")},
         replacement=replacement,
+        engine_normalizes=False,
         joined={},
     )

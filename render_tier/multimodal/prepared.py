@@ -7,6 +7,8 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
+
 from render_tier.multimodal.decoding import CONVERSION, OpenedImage
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
@@ -84,14 +86,17 @@ class ImagePreparation:
         *,
         model: str,
         float_type: FloatType,
+        as_bytes: bool,
         max_pixels: int,
         cache_bytes: int,
     ) -> None:
-        """``model``: part of every hash, as the operator names it to engines too."""
+        """``model``: part of every hash, as the operator names it to engines too. ``as_bytes``: whether the
+        processor leaves pixels as they are, which are then sent as bytes."""
         self.family = family
         self._processor = processor
         self._model = model
         self._float_type: FloatType = float_type
+        self._as_bytes = as_bytes
         self._max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
 
@@ -111,8 +116,11 @@ class ImagePreparation:
         pixels, converted = loaded.opened.pixels()
         processed = self._processor.process(pixels)
         layout = self._processor.layout(processed.width, processed.height)
+        arrays = dict(processed.arrays)
+        if self._as_bytes:
+            arrays["pixel_values"] = arrays["pixel_values"].astype(np.uint8)
         image = PreparedImage(
-            encode_item(processed.arrays, self.family, self._float_type),
+            encode_item(arrays, self.family, self._float_type),
             self.family.replacement(layout),
             image_hash(loaded.data, model=self._model, conversion=CONVERSION if converted else None),
         )

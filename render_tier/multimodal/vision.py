@@ -17,6 +17,8 @@ from render_tier.multimodal.placeholders import Range, expand
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
 from render_tier.multimodal.processors.choice import image_processor
 
+UNCHANGED = {"do_rescale": False, "image_mean": (0, 0, 0), "image_std": (1, 1, 1)}
+"""Processor settings with which pixels keep their values."""
 FLOAT_TYPES: Mapping[str, FloatType] = {"bfloat16": "bfloat16", "float16": "float16"}
 
 
@@ -61,20 +63,24 @@ def open_vision(
     encode: Callable[[str], list[int]],
     *,
     dtype: str,
+    engine_normalizes: bool,
     processor_kwargs: Mapping[str, Any],
     max_pixels: int,
     cache_bytes: int,
 ) -> Vision | None:
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
-    model's own. Raises ModelLoadError."""
+    model's own. ``engine_normalizes``: whether engines do, where the family can leave it to them. Raises
+    ModelLoadError."""
     family = family_of(assets.config, assets.vocabulary, encode)
     if family is None:
         return None
+    as_bytes = engine_normalizes and family.engine_normalizes
+    overrides = {**processor_kwargs, **(UNCHANGED if as_bytes else {})}
     try:
         processor = image_processor(
             assets.config,
             read_json_object(assets.directory / "preprocessor_config.json") or {},
-            processor_kwargs,
+            overrides,
             read_json_object(assets.directory / "processor_config.json"),
         )
     except UnsupportedProcessor as error:
@@ -85,6 +91,7 @@ def open_vision(
             processor,
             model=assets.name,
             float_type=float_type(assets.config) if dtype == "auto" else dtype,  # type: ignore[arg-type]
+            as_bytes=as_bytes,
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,15 +52,22 @@ class RequestImages:
             budget.give_back(amount)
 
 
+@dataclass(frozen=True)
+class ServedImages:
+    """What is read once, before the process serves."""
+
+    vision: Vision
+    local: SourceRules
+    remote: RemoteRules
+
+
 class ImageIntake:
-    def __init__(
-        self, vision: Vision, settings: Settings, pool: WorkPool, *, remote: RemoteImages | None = None
-    ) -> None:
-        self._preparation = vision.preparation
+    def __init__(self, served: ServedImages, settings: Settings, pool: WorkPool) -> None:
+        self._preparation = served.vision.preparation
         self._pool = pool
         self._limit = settings.limit_mm_per_prompt.get("image", DEFAULT_LIMIT)
-        self._sources = source_rules(settings)
-        self._remote = remote or RemoteImages(remote_rules(settings))
+        self._local = served.local
+        self._remote = RemoteImages(served.remote)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
         self.work = MemoryBudget(settings.image_work_memory_bytes, max_wait=settings.max_queue_seconds)
         self._flights: dict[bytes, asyncio.Task[PreparedImage]] = {}
@@ -88,14 +96,14 @@ class ImageIntake:
         return request
 
     def _file_bytes(self, part: ImagePart) -> int:
-        return len(part.url) * 3 // 4 if part.url[:5].lower() == "data:" else self._sources.max_bytes
+        return len(part.url) * 3 // 4 if part.url[:5].lower() == "data:" else self._local.max_bytes
 
     async def _load(self, part: ImagePart) -> LoadedImage | PreparedImage:
         fetched = await self._remote.fetch(part.url) if is_remote(part.url) else None
         return await self._pool.run(partial(self._opened, part.url, fetched))
 
     def _opened(self, url: str, fetched: bytes | None) -> LoadedImage | PreparedImage:
-        data = read_local(url, self._sources) if fetched is None else fetched
+        data = read_local(url, self._local) if fetched is None else fetched
         key = self._preparation.key(data)
         return self._preparation.cache.get(key) or self._preparation.load(key, data)
 
@@ -145,8 +153,12 @@ def _work_bytes(image: LoadedImage | PreparedImage) -> int:
     return image.item.size if isinstance(image, PreparedImage) else image.working_bytes
 
 
-def source_rules(settings: Settings) -> SourceRules:
-    """Raises ModelLoadError for a directory that is none."""
+def served_images(vision: Vision, settings: Settings) -> ServedImages:
+    """Raises ModelLoadError for a setting that names what there is not."""
+    return ServedImages(vision, _local_rules(settings), _remote_rules(settings))
+
+
+def _local_rules(settings: Settings) -> SourceRules:
     directory = None
     if settings.allowed_local_media_path:
         directory = Path(settings.allowed_local_media_path).resolve()
@@ -155,8 +167,7 @@ def source_rules(settings: Settings) -> SourceRules:
     return SourceRules(settings.max_image_bytes, directory)
 
 
-def remote_rules(settings: Settings) -> RemoteRules:
-    """Raises ModelLoadError for a network that is none."""
+def _remote_rules(settings: Settings) -> RemoteRules:
     try:
         allowed = networks(settings.allowed_media_networks)
     except ValueError as error:

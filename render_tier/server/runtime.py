@@ -20,8 +20,7 @@ from render_tier.server.tracing import Tracing, open_tracing
 from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
-    from render_tier.multimodal.vision import Vision
-    from render_tier.server.image_intake import ImageIntake
+    from render_tier.server.image_intake import ImageIntake, ServedImages
 
 log = structlog.get_logger()
 PUBLISH_SECONDS = 1.0
@@ -132,8 +131,8 @@ class Runtime:
             return
         observe_derenderer(self.metrics, service.derenderer)
         observe_renderer(self.metrics, service.renderer)
-        if service.vision is not None:
-            self._open_images(service.vision)
+        if service.images is not None:
+            self._open_images(service.images)
         self.service = service
         self.metrics.ready.set(1)
         self.metrics.info.labels(__version__, service.assets.fingerprint).set(1)
@@ -147,7 +146,7 @@ class Runtime:
         )
         self._adopting = asyncio.create_task(self._adopt_fast_engine(service))
 
-    def _open_images(self, vision: Vision) -> None:
+    def _open_images(self, served: ServedImages) -> None:
         from render_tier.server.image_intake import ImageIntake
 
         self._image_pool = WorkPool(
@@ -157,7 +156,7 @@ class Runtime:
             max_wait=self.settings.max_queue_seconds,
             metrics=self.metrics,
         )
-        self.images = ImageIntake(vision, self.settings, self._image_pool)
+        self.images = ImageIntake(served, self.settings, self._image_pool)
 
     async def _adopt_fast_engine(self, service: Service) -> None:
         """Beside the requests that are served already, unless it was done before this process began."""

@@ -20,7 +20,7 @@ from render_tier.server.memory import return_freed_memory
 from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
-    from render_tier.multimodal.vision import Vision
+    from render_tier.server.image_intake import ServedImages
 
 log = structlog.get_logger()
 Fallback = Literal["unavailable", "parity"]
@@ -36,9 +36,10 @@ class Service:
         settings = _with_parsers(settings, assets)
         self.assets = assets
         engine = EngineSlot(assets.tokenizer)
-        self.vision = _vision(settings, assets, engine)
+        self.images = _images(settings, assets, engine)
         """None for a model whose images are not taken."""
-        self.renderer = Renderer(assets, _render_settings(settings), engine=engine, vision=self.vision)
+        vision = None if self.images is None else self.images.vision
+        self.renderer = Renderer(assets, _render_settings(settings), engine=engine, vision=vision)
         self.derenderer = Derenderer(assets, _derender_settings(settings))
         self._wants_fast_engine = settings.tokenizer_engine == "auto" and assets.mistral is None
         self.fallback: Fallback | None = None
@@ -112,23 +113,26 @@ class Service:
         return_freed_memory()
 
 
-def _vision(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Vision | None:
+def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> ServedImages | None:
     """Raises ModelLoadError."""
     if not isinstance(assets.config.get("vision_config"), dict):
         return None
     try:
         from render_tier.multimodal.vision import open_vision
+        from render_tier.server.image_intake import served_images
     except ImportError as error:
         log.warning("images_refused", reason=f"the extra multimodal is not installed: {error}")
         return None
-    return open_vision(
+    vision = open_vision(
         assets,
         lambda text: engine.ids(text, add_special_tokens=False),
         dtype=settings.dtype,
+        engine_normalizes=settings.mm_device_do_normalize,
         processor_kwargs=settings.mm_processor_kwargs,
         max_pixels=settings.max_image_pixels,
         cache_bytes=settings.image_cache_bytes,
     )
+    return None if vision is None else served_images(vision, settings)
 
 
 def _with_parsers(settings: Settings, assets: ModelAssets) -> Settings:

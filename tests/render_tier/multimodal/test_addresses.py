@@ -38,5 +38,5 @@ def test_allowed_networks() -> None:
 
 
 def test_network_that_is_none() -> None:
-    with pytest.raises(ValueError, match="10.2"):
+    with pytest.raises(ValueError, match=r"10\.2"):
         networks(["10.2.0.1/16"])

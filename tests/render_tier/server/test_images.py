@@ -1,0 +1,237 @@
+"""Images over HTTP: what vLLM's render answers, what is refused, and what is held in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from render_tier.server.app import RenderApp
+from render_tier.server.service import Service
+from tests.support import vision_models
+from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text
+from tests.support.images import file, picture
+from tests.support.render_app import app_client, idle, load_service, settings_for
+
+SMALL = file(picture(64, 48))
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory, qwen3_dir: Path) -> dict[str, Path]:
+    scratch = tmp_path_factory.mktemp("vision")
+    return {
+        name: vision_models.lay_out(name, qwen3_dir.parent, scratch / name) for name in vision_models.MODELS
+    }
+
+
+@pytest.fixture(scope="module")
+def services(directories: dict[str, Path]) -> dict[str, Service]:
+    """Of models named as the recorded servers' were: the name is a part of every hash."""
+    made = {}
+    for name, directory in directories.items():
+        settings = settings_for(directory, served_model_name=("m",))
+        made[name] = Service(settings, replace(load_service(settings).assets, name=name))
+    return made
+
+
+class Opened:
+    def __init__(self, app: RenderApp, client: httpx.AsyncClient) -> None:
+        self.app = app
+        self.client = client
+
+    async def render(self, body: dict[str, Any]) -> httpx.Response:
+        return await self.client.post(PATH, json=body)
+
+    async def error(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        response = await self.render(body)
+        error: dict[str, Any] = response.json()["error"]
+        return response.status_code, error
+
+
+@pytest.fixture
+async def serve(services: dict[str, Service]) -> AsyncIterator[Any]:
+    opened: list[Opened] = []
+
+    async def start(name: str = "qwen2_5_vl", **changes: Any) -> Opened:
+        service = services[name]
+        settings = settings_for(service.assets.directory, served_model_name=("m",), **changes)
+        if changes:
+            length = settings.max_model_len or service.assets.max_model_len
+            assets = replace(service.assets, max_model_len=length)
+            service = await asyncio.to_thread(Service, settings, assets)
+        app, client = await app_client(settings, service)
+        opened.append(Opened(app, client))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        await each.client.aclose()
+        intake = each.app.runtime.images
+        assert intake is not None
+        assert (intake.files.held, intake.work.held) == (0, 0)
+        await idle(each.app)
+
+
+def recorded(name: str) -> dict[str, Any]:
+    lines = map(json.loads, (DATA / f"{name}.jsonl").read_text().splitlines())
+    return {line["name"]: line["answer"] for line in lines}
+
+
+async def test_answers_equal_vllms(serve: Any) -> None:
+    server = await serve("qwen2_5_vl")
+    answers = recorded("qwen2_5_vl")
+    assert answers.keys() == corpus().keys()
+    for name, body in corpus().items():
+        response = await server.render(body)
+        given = json.loads(json.dumps(comparable(response.status_code, response.json())))
+        assert given == answers[name], name
+
+
+async def test_an_image_is_processed_once(serve: Any) -> None:
+    server = await serve()
+    cache = server.app.runtime.service.images.vision.preparation.cache
+    before = cache.hits
+    body = chat(part(file(picture(70, 50, seed=77))), text("?"))
+    first, *others = await asyncio.gather(*(server.render(body) for _ in range(4)))
+    again = await server.render(body)
+    for other in (*others, again):
+        assert other.json()["features"] == first.json()["features"]
+    assert cache.hits > before
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "message"),
+    [
+        (chat(text("a"), part(b"nonsense")), 400, "messages.0.content.1.image_url", "not a readable image"),
+        (
+            chat({"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}),
+            *(400, "messages.0.content.0.image_url", "not on the public network"),
+        ),
+        (
+            chat({"type": "image_url", "image_url": {"url": "http://name.invalid/x"}}),
+            *(422, "messages.0.content.0.image_url", "cannot be resolved"),
+        ),
+        (
+            chat({"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}),
+            *(400, "messages.0.content.0.image_url", "allowed-local-media-path"),
+        ),
+        (
+            chat({"type": "image_url", "image_url": {"url": None}, "uuid": "x"}),
+            *(400, "messages.0.content.0.image_url", "not kept by their uuid"),
+        ),
+        (chat({"type": "image_url", "image_url": {}}), 400, "messages.0.content.0.image_url", "`url`"),
+        (
+            chat({"type": "video_url", "video_url": {"url": "data:,"}}),
+            *(400, "messages.0.content.0", "'video_url' parts are not supported"),
+        ),
+        (chat(part(SMALL), text("see <|image_pad|>")), 400, "messages", "taken for the place of an image"),
+        (chat(part(SMALL), truncate_prompt_tokens=3), 400, "messages", "0 places for images"),
+        (chat(part(SMALL), model="other"), 404, "model", "does not exist"),
+        (
+            chat(part(file(picture(2000, 9)))),
+            *(400, "messages.0.content.0.image_url", "200 times longer"),
+        ),
+        (chat(part(SMALL), continuation={"prompt_token_ids": [1], "output_token_ids": [2]}),
+         400, "continuation", "not supported beside images"),
+    ],
+)  # fmt: skip
+async def test_refused(serve: Any, body: Any, status: int, param: str, message: str) -> None:
+    server = await serve()
+    answered, error = await server.error(body)
+    assert (answered, error["param"]) == (status, param)
+    assert message in error["message"]
+
+
+async def test_other_endpoints_say_where_images_are_taken(serve: Any) -> None:
+    server = await serve()
+    for path in ("/tokenize", f"{PATH}?explain=true"):
+        response = await server.client.post(path, json=chat(part(SMALL)))
+        assert response.status_code == 400
+        assert "images are taken by" in response.json()["error"]["message"]
+
+
+async def test_limits(serve: Any) -> None:
+    server = await serve(limit_mm_per_prompt={"image": 1}, max_image_bytes=4096, max_image_pixels=2000)
+    status, error = await server.error(chat(part(SMALL), part(SMALL)))
+    assert (status, error["param"]) == (400, "image")
+    assert "At most 1 image(s)" in error["message"]
+    noise = file(picture(64, 30), "BMP")
+    assert len(noise) > 4096
+    assert "larger than 4096 bytes" in (await server.error(chat(part(noise))))[1]["message"]
+    flat = file(picture(64, 48).resize((1, 1)).resize((64, 48)))
+    assert "at most 2000 are allowed" in (await server.error(chat(part(flat))))[1]["message"]
+
+
+async def test_prompt_with_images_must_fit(serve: Any) -> None:
+    server = await serve(max_model_len=64)
+    status, error = await server.error(chat(part(file(picture(640, 480)))))
+    assert (status, error["param"]) == (400, "input_tokens")
+
+
+async def test_files_are_read_below_the_directory(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(SMALL)
+    server = await serve(allowed_local_media_path=str(tmp_path))
+    by_file = await server.render(
+        chat({"type": "image_url", "image_url": {"url": f"file://{tmp_path}/a.png"}})
+    )
+    by_data = await server.render(chat(part(SMALL)))
+    assert by_file.json()["features"] == by_data.json()["features"]
+
+
+async def test_pixels_normalized_for_engines_that_do_not(serve: Any) -> None:
+    server = await serve(mm_device_do_normalize=False)
+    answer = comparable(200, (await server.render(chat(part(SMALL)))).json())
+    tensor = answer["features"]["kwargs_data"]["image"][0]["pixel_values"]["tensor"]
+    assert tensor[:2] == ["bfloat16", [16, 1176]]
+
+
+async def test_memory_of_requests_in_progress_is_bounded(serve: Any) -> None:
+    """Fifty requests at once with images that are not seen twice, where there is room for few."""
+    server = await serve(image_work_memory_bytes=2 << 20, image_cache_bytes=0)
+    work = server.app.runtime.images.work
+    most, take = 0, work.take
+
+    async def watched(amount: int) -> int:
+        nonlocal most
+        taken: int = await take(amount)
+        most = max(most, work.held)
+        return taken
+
+    work.take = watched
+    bodies = [chat(part(file(picture(120, 90, seed=seed)))) for seed in range(50)]
+    answers = await asyncio.gather(*map(server.render, bodies))
+    assert {answer.status_code for answer in answers} == {200}
+    assert 0 < most <= work.total
+    assert len({json.dumps(answer.json()["features"]["mm_hashes"]) for answer in answers}) == 50
+
+
+async def test_gemma_gets_line_breaks_as_its_tokenizer_joins_them(serve: Any) -> None:
+    server = await serve("gemma3")
+    answer = (await server.render(chat(text("See:\n"), part(SMALL), text("So?")))).json()
+    (where,) = answer["features"]["mm_placeholders"]["image"]
+    inside = answer["token_ids"][where["offset"] : where["offset"] + where["length"]]
+    assert set(inside) == {262144}
+    assert len(inside) == 256
+
+
+def test_text_models_load_nothing_of_it(qwen3_dir: Path) -> None:
+    program = (
+        "import sys\n"
+        "from render_tier.server.service import Service\n"
+        "from render_tier.server import runtime, endpoints\n"
+        "from tests.support.render_app import settings_for\n"
+        "from pathlib import Path\n"
+        f"Service.load(settings_for(Path({str(qwen3_dir)!r}), max_model_len=4096))\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'numpy', 'PIL', 'blake3'}, loaded\n"
+        "assert not [name for name in sys.modules if name.startswith('render_tier.multimodal')]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3], timeout=120)

@@ -1,0 +1,71 @@
+"""Record the answers of `vllm launch render` to the requests of `tests.support.image_corpus`.
+
+    VLLM_ENV=$(scripts/vllm_env.sh) TORCHVISION=$(scripts/torchvision_env.sh) \\
+        python -m tests.vllm.record_images [NAME ...]
+
+Writes `tests/conformance/data/images/NAME.jsonl`: one line per request, with what `comparable` leaves of the
+answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+
+from tests.support import vision_models, vllm
+from tests.support.image_corpus import DATA, PATH, comparable, corpus
+from tests.support.processes import ServerProcess
+
+MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
+DECLARATIONS = Path(__file__).resolve().parent / "torchvision_path"
+
+
+def server(name: str, scratch: Path) -> ServerProcess:
+    """vLLM's render server for one model of `vision_models`, started beside the model's directory: the name
+    of the model is a part of every hash, and is to be the same each time."""
+    vision_models.lay_out(name, MODELS, scratch / name)
+    program = vllm.environment() / "bin" / "vllm"
+    path = os.pathsep.join([str(DECLARATIONS), os.environ["TORCHVISION"]])
+    return ServerProcess(
+        f"vllm-render-{name}",
+        lambda port: [
+            *("env", "-C", scratch, program, "launch", "render", name, "--served-model-name", name),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ],
+        log_dir=scratch,
+        ready_path="/health",
+        ready_within=2 * vllm.READY_WITHIN,
+        env=vllm.process_environment(scratch / "scratch") | {"PYTHONPATH": path},
+    )
+
+
+def record(name: str, scratch: Path) -> int:
+    lines = []
+    # vLLM closes idle connections after five seconds, so none is used twice.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with (
+        server(name, scratch) as process,
+        httpx.Client(base_url=process.url, timeout=120, trust_env=False, limits=limits) as client,
+    ):
+        for title, body in corpus().items():
+            response = client.post(PATH, json=body)
+            answer = comparable(response.status_code, response.json())
+            lines.append(json.dumps({"name": title, "answer": answer}) + "\n")
+    DATA.mkdir(parents=True, exist_ok=True)
+    (DATA / f"{name}.jsonl").write_text("".join(lines))
+    return len(lines)
+
+
+def main() -> None:
+    for name in sys.argv[1:] or vision_models.MODELS:
+        with tempfile.TemporaryDirectory() as scratch:
+            print(name, record(name, Path(scratch)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

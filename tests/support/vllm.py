@@ -35,6 +35,11 @@ TRACING = {
 """Variables of an engine that is started with the flags of `traced`."""
 
 
+DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+"""Variables of an engine that can be paused, with the flags of `DEVELOPMENT_OPTIONS`."""
+DEVELOPMENT_OPTIONS = ("--middleware", "tests.support.vllm_development.NoServerInfo")
+
+
 def traced(port: int) -> tuple[str, str]:
     """Flags of an engine that sends spans to a receiver on this port."""
     return "--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"

@@ -61,9 +61,10 @@ def traces_port() -> int:
 
 @pytest.fixture(scope="session")
 def vllm_engine(smollm2_dir: Path, traces_port: int, server_logs: Path) -> Iterator[ServerProcess]:
-    """SmolLM2 in vLLM, tokens-only, float32, served as `smollm2`."""
-    process = vllm.engine(smollm2_dir, "smollm2", *vllm.traced(traces_port), log_dir=server_logs)
-    process.env |= vllm.TRACING
+    """SmolLM2 in vLLM, tokens-only, float32, served as `smollm2`; it can be paused."""
+    options = (*vllm.traced(traces_port), *vllm.DEVELOPMENT_OPTIONS)
+    process = vllm.engine(smollm2_dir, "smollm2", *options, log_dir=server_logs)
+    process.env |= vllm.TRACING | vllm.DEVELOPMENT
     vllm.start(process)
     yield process
     process.stop()

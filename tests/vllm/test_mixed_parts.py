@@ -69,6 +69,54 @@ def test_orchestrator(
     assert stop is None or stop not in answers[0][0]
 
 
+async def test_an_engine_whose_weights_are_exchanged_drains_and_is_not_failed(
+    smollm2_render: ServerProcess, vllm_engine: ServerProcess, tmp_path: Path
+) -> None:
+    config = tmp_path / "orchestrator.toml"
+    config.write_text("[health]\ninterval = 0.1\ntimeout = 30.0\n")
+    options = ("--config", config, "--render", smollm2_render.url, "--decode", vllm_engine.url)
+    with orchestrator_server(*options, log_dir=tmp_path) as orchestrator:
+        async with (
+            httpx.AsyncClient(base_url=orchestrator.url, timeout=120, trust_env=False) as client,
+            httpx.AsyncClient(base_url=vllm_engine.url, timeout=120, trust_env=False) as engine,
+        ):
+
+            async def ask() -> Any:
+                response = await client.post("/v1/chat/completions", json=CHAT)
+                assert response.status_code == 200, response.text
+                return answer(response.json())
+
+            async def becomes(**looks: Any) -> None:
+                seen: dict[str, Any] = {}
+                async with asyncio.timeout(60):
+                    while not looks.items() <= seen.items():
+                        [seen] = (await client.get("/status")).json()["pools"]["decode"]
+                assert (seen["healthy"], seen["breaker"]) == (True, "closed")
+
+            expected = await ask()
+            async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
+                lines = stream.aiter_lines()
+                await anext(lines)
+                pausing = asyncio.create_task(engine.post("/pause", params={"mode": "wait"}))
+                assert [line async for line in lines if line][-1] == "data: [DONE]", "what runs is finished"
+            assert (await pausing).status_code == 200
+            await becomes(state="paused")
+            waiting = asyncio.create_task(ask())
+            await becomes(in_flight=1)
+            assert not waiting.done()
+            await engine.post("/resume")
+            assert await waiting == expected
+            await becomes(state="in")
+            # A pause that gives up what runs: it is begun again, and waits.
+            given_up = asyncio.create_task(ask())
+            await becomes(in_flight=1)
+            assert (await engine.post("/pause")).status_code == 200
+            await becomes(state="paused")
+            await engine.post("/resume")
+            assert await given_up == expected
+            await becomes(state="in")
+
+
 async def test_an_engines_span_is_in_the_tree_of_its_request(
     smollm2_render: ServerProcess, vllm_engine: ServerProcess, traces_port: int, tmp_path: Path
 ) -> None:

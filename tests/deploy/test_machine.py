@@ -27,7 +27,11 @@ DEPLOY = ROOT / "deploy"
 DOCKER = DEPLOY / "docker"
 TOOLS = ROOT / ".cache" / "tools"
 APPS = {"render-tier": render_cli.app, "pd-orchestrator": orchestrator_cli.app}
-EXTRAS = {"render": ("harmony", "otel"), "orchestrator": ("dns", "kv-events", "otel"), "engine": ("demo",)}
+EXTRAS = {
+    "render": ("harmony", "otel"),
+    "orchestrator": ("dns", "kv-events", "otel", "redis"),
+    "engine": ("demo",),
+}
 """What each image installs beside the project's own dependencies."""
 
 INSTRUCTIONS = [

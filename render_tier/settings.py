@@ -119,8 +119,8 @@ class Settings(BaseModel):
     """Most pixels of an image."""
     image_file_memory_bytes: int = Field(default=512 * MIB, ge=MIB)
     """Memory per process for files of images in progress; requests wait for each other."""
-    image_work_memory_bytes: int = Field(default=1024 * MIB, ge=MIB)
-    """Memory per process, about, for decoded and processed images of requests in progress."""
+    image_item_memory_bytes: int = Field(default=1024 * MIB, ge=MIB)
+    """Memory per process for processed images of requests in progress, and for their places in replies."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=0)
     """Memory per process for processed images that may be seen again; 0 for none."""
     image_workers: int = Field(default=1, ge=1)

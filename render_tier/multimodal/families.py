@@ -44,6 +44,8 @@ class Family:
     fields: Mapping[str, Field]
     """The arrays that an engine is sent, in vLLM's order."""
     replacement: Callable[[ImageLayout], Replacement]
+    frames: int
+    """How often an item holds an image's pixels."""
     engine_normalizes: bool
     """Whether engines take pixels as bytes, to scale and normalize them on the device: by default they do,
     and would do it a second time to pixels that are normalized already."""
@@ -97,6 +99,7 @@ def _qwen(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         token_id=pad,
         fields={"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)},
         replacement=replacement,
+        frames=int(vision.get("temporal_patch_size", 2)),
         engine_normalizes=True,
         joined={},
     )
@@ -115,6 +118,7 @@ def _gemma3(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -
         token_id=_id(vocabulary, begin),
         fields={"pixel_values": Field("flat"), "num_patches": Field("batched", keep_on_cpu=True)},
         replacement=lambda layout: whole,
+        frames=1,
         engine_normalizes=False,
         joined={
             (lines[0], lines[1]): lines[2],
@@ -144,6 +148,7 @@ def _llava(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         token_id=pad_id,
         fields={"pixel_values": Field("batched")},
         replacement=replacement,
+        frames=1,
         engine_normalizes=False,
         joined={},
     )

@@ -15,6 +15,7 @@ from render_tier.multimodal.families import Family, Replacement
 from render_tier.multimodal.hashing import image_hash
 from render_tier.multimodal.item import ImageProcessor
 
+FLOAT_BYTES: dict[FloatType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 OVERHEAD = 1024
 """Bytes that an entry takes beside its JSON."""
 
@@ -34,8 +35,8 @@ class LoadedImage:
     """Digest of the file."""
     data: bytes
     opened: OpenedImage
-    working_bytes: int
-    """What processing and encoding it takes, about."""
+    item_bytes: int
+    """Size of its item, but for a few bytes."""
 
 
 class ItemCache:
@@ -46,8 +47,6 @@ class ItemCache:
         self._entries: OrderedDict[bytes, PreparedImage] = OrderedDict()
         self._lock = threading.Lock()
         self.bytes = 0
-        self.hits = 0
-        self.misses = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -55,10 +54,7 @@ class ItemCache:
     def get(self, key: bytes) -> PreparedImage | None:
         with self._lock:
             found = self._entries.get(key)
-            if found is None:
-                self.misses += 1
-            else:
-                self.hits += 1
+            if found is not None:
                 self._entries.move_to_end(key)
             return found
 
@@ -100,6 +96,12 @@ class ImagePreparation:
         self._max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
 
+    @property
+    def settings_digest(self) -> bytes:
+        """Of all that decides what an image becomes."""
+        form = f"{self._model}\n{self._float_type}\n{self._as_bytes}".encode()
+        return hashlib.sha256(self._processor.settings_digest + form).digest()
+
     def key(self, data: bytes) -> bytes:
         return hashlib.sha256(data).digest()
 
@@ -108,8 +110,9 @@ class ImagePreparation:
         opened = OpenedImage(data, max_pixels=self._max_pixels)
         width, height = opened.size
         layout = self._processor.layout(width, height)
-        shown = layout.width * layout.height * layout.tiles
-        return LoadedImage(key, data, opened, working_bytes(width * height, shown))
+        values = 3 * layout.width * layout.height * layout.tiles * self.family.frames
+        width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
+        return LoadedImage(key, data, opened, values * width_of_one * 4 // 3)
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""
@@ -126,10 +129,3 @@ class ImagePreparation:
         )
         self.cache.put(loaded.key, image)
         return image
-
-
-def working_bytes(decoded: int, shown: int) -> int:
-    """Of an image of ``decoded`` pixels of which the model is shown ``shown``: RGB bytes, twice while they
-    are turned or converted; then three channels of float32 twice (Qwen doubles an image to two frames), of
-    16 bits, packed and in base64, the last of which is copied into the reply."""
-    return 2 * 3 * decoded + 3 * shown * (8 + 4 + 4 + 6 + 12)

@@ -1,9 +1,9 @@
 """The images of a request, fetched, decoded and processed before its prompt is written.
 
 Files are fetched on the event loop; all else is done by a pool of its own, so that a request without images
-waits for none. An image that several requests bring at once is processed once. What is held in memory is
-counted: files from before they are fetched, the rest from when their headers have told how large they are,
-until the reply is sent.
+waits for none. An image that several requests bring at once is processed once. What requests hold in memory
+is counted: files from before they are fetched, items from when headers have told how large they will be,
+until the reply is sent. What an image takes while it is processed is bounded by the pool's threads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from render_tier.multimodal.prepared import LoadedImage, PreparedImage
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
 from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, read_local
 from render_tier.multimodal.vision import PromptImage, Vision
-from render_tier.protocol.errors import ApiError, BadRequest
+from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import ImagePart
 from render_tier.server.memory_budget import MemoryBudget
+from render_tier.server.metrics import Metrics
 from render_tier.server.pools import WorkPool
 from render_tier.settings import Settings
 
 Result = TypeVar("Result")
+FETCHES = 8
+"""Of one request at a time."""
 DEFAULT_LIMIT = 999
 """Images of a prompt, as in vLLM."""
 
@@ -40,11 +43,31 @@ class RequestImages:
 
     def __init__(self) -> None:
         self.images: list[PromptImage] = []
+        self.fetching = asyncio.Semaphore(FETCHES)
         self._held: list[tuple[MemoryBudget, int]] = []
+        self._files_left = 0
 
-    async def take(self, budget: MemoryBudget, amount: int) -> None:
+    async def take_for_files(self, budget: MemoryBudget, at_most: int) -> None:
         """Raises Overloaded."""
-        self._held.append((budget, await budget.take(amount)))
+        self._files_left = min(at_most, budget.total)
+        await budget.take(self._files_left)
+        self._held.append((budget, self._files_left))
+
+    def received(self, data: bytes) -> None:
+        """Raises PayloadTooLarge when there is more than what was taken for it."""
+        self._files_left -= len(data)
+        if self._files_left < 0:
+            raise PayloadTooLarge("the files of the prompt's images are too large together", param="messages")
+
+    async def take_for_items(self, budget: MemoryBudget, amount: int) -> None:
+        """Raises Overloaded, and PayloadTooLarge for more than there ever is."""
+        if amount > budget.total:
+            raise PayloadTooLarge(
+                f"the images of the prompt take {amount} bytes, of which {budget.total} are allowed",
+                param="messages",
+            )
+        await budget.take(amount)
+        self._held.append((budget, amount))
 
     def release(self) -> None:
         while self._held:
@@ -62,15 +85,24 @@ class ServedImages:
 
 
 class ImageIntake:
-    def __init__(self, served: ServedImages, settings: Settings, pool: WorkPool) -> None:
+    def __init__(self, served: ServedImages, settings: Settings, pool: WorkPool, metrics: Metrics) -> None:
         self._preparation = served.vision.preparation
         self._pool = pool
         self._limit = settings.limit_mm_per_prompt.get("image", DEFAULT_LIMIT)
         self._local = served.local
         self._remote = RemoteImages(served.remote)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
-        self.work = MemoryBudget(settings.image_work_memory_bytes, max_wait=settings.max_queue_seconds)
+        self.items = MemoryBudget(settings.image_item_memory_bytes, max_wait=settings.max_queue_seconds)
         self._flights: dict[bytes, asyncio.Task[PreparedImage]] = {}
+        self._kept, self._processed, self._refused = (
+            metrics.images.labels(result) for result in ("kept", "processed", "refused")
+        )
+
+        def show() -> None:
+            metrics.image_cache_bytes.set(self._preparation.cache.bytes)
+            metrics.image_memory_bytes.set(self.files.held + self.items.held)
+
+        metrics.on_refresh.append(show)
 
     async def close(self) -> None:
         await self._remote.close()
@@ -85,10 +117,14 @@ class ImageIntake:
             )
         request = RequestImages()
         try:
-            await request.take(self.files, sum(map(self._file_bytes, parts)))
-            loaded = await _each(parts, self._load)
-            await request.take(self.work, sum(map(_work_bytes, loaded)))
-            prepared = await _each(parts, self._prepared, loaded)
+            await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
+            loaded = await self._each(parts, partial(self._load, request))
+            kept = sum(isinstance(image, PreparedImage) for image in loaded)
+            self._kept.inc(kept)
+            self._processed.inc(len(loaded) - kept)
+            # In the request and in the reply.
+            await request.take_for_items(self.items, 2 * sum(map(_item_bytes, loaded)))
+            prepared = await self._each(parts, self._prepared, loaded)
         except BaseException:
             request.release()
             raise
@@ -96,14 +132,18 @@ class ImageIntake:
         return request
 
     def _file_bytes(self, part: ImagePart) -> int:
-        return len(part.url) * 3 // 4 if part.url[:5].lower() == "data:" else self._local.max_bytes
+        return len(part.url) if part.url[:5].lower() == "data:" else self._local.max_bytes
 
-    async def _load(self, part: ImagePart) -> LoadedImage | PreparedImage:
-        fetched = await self._remote.fetch(part.url) if is_remote(part.url) else None
-        return await self._pool.run(partial(self._opened, part.url, fetched))
+    async def _load(self, request: RequestImages, part: ImagePart) -> LoadedImage | PreparedImage:
+        async with request.fetching:
+            if is_remote(part.url):
+                data = await self._remote.fetch(part.url)
+            else:
+                data = await self._pool.run(partial(read_local, part.url, self._local))
+            request.received(data)
+        return await self._pool.run(partial(self._opened, data))
 
-    def _opened(self, url: str, fetched: bytes | None) -> LoadedImage | PreparedImage:
-        data = read_local(url, self._local) if fetched is None else fetched
+    def _opened(self, data: bytes) -> LoadedImage | PreparedImage:
         key = self._preparation.key(data)
         return self._preparation.cache.get(key) or self._preparation.load(key, data)
 
@@ -118,39 +158,40 @@ class ImageIntake:
         # Others may wait for it when this request is gone.
         return await asyncio.shield(flight)
 
+    async def _each(
+        self, parts: Sequence[ImagePart], work: Callable[..., Awaitable[Result]], *arguments: Sequence[Any]
+    ) -> list[Result]:
+        """``work`` for every part at once. Raises the first fault as an ApiError, and cancels the others."""
+
+        async def one(part: ImagePart, *rest: Any) -> Result:
+            try:
+                return await work(part, *rest)
+            except (SourceRefused, UnreadableImage, ImageTooLarge, ImageRefused) as error:
+                self._refused.inc()
+                raise BadRequest(f"{part.param}: {error}", param=part.param) from None
+            except FetchFailed as error:
+                self._refused.inc()
+                raise ApiError(
+                    f"{part.param}: {error}", param=part.param, status=422, type="UnprocessableEntityError"
+                ) from None
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(part, *rest)) for part, *rest in zip(parts, *arguments, strict=True)
+                ]
+        except BaseExceptionGroup as faults:
+            raise faults.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     def _landed(self, key: bytes, flight: asyncio.Task[PreparedImage]) -> None:
         del self._flights[key]
         if not flight.cancelled():
             flight.exception()  # seen, even where nobody waits any more
 
 
-async def _each(
-    parts: Sequence[ImagePart], work: Callable[..., Awaitable[Result]], *arguments: Sequence[Any]
-) -> list[Result]:
-    """``work`` for every part at once. Raises the first fault as an ApiError, and cancels the others."""
-
-    async def one(part: ImagePart, *rest: Any) -> Result:
-        try:
-            return await work(part, *rest)
-        except (SourceRefused, UnreadableImage, ImageTooLarge, ImageRefused) as error:
-            raise BadRequest(f"{part.param}: {error}", param=part.param) from None
-        except FetchFailed as error:
-            raise ApiError(
-                f"{part.param}: {error}", param=part.param, status=422, type="UnprocessableEntityError"
-            ) from None
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(one(part, *rest)) for part, *rest in zip(parts, *arguments, strict=True)
-            ]
-    except BaseExceptionGroup as faults:
-        raise faults.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-def _work_bytes(image: LoadedImage | PreparedImage) -> int:
-    return image.item.size if isinstance(image, PreparedImage) else image.working_bytes
+def _item_bytes(image: LoadedImage | PreparedImage) -> int:
+    return image.item.size if isinstance(image, PreparedImage) else image.item_bytes
 
 
 def served_images(vision: Vision, settings: Settings) -> ServedImages:

@@ -18,12 +18,11 @@ class MemoryBudget:
         self._max_wait = max_wait
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, amount: int) -> int:
-        """What is to be given back: ``amount``, or all there is where that is less. Raises Overloaded."""
-        amount = min(amount, self.total)
+    async def take(self, amount: int) -> None:
+        """``amount``, which is no more than `total`, until it is given back. Raises Overloaded."""
         if not self._waiting and self.held + amount <= self.total:
             self.held += amount
-            return amount
+            return
         entry = (amount, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
@@ -38,7 +37,6 @@ class MemoryBudget:
             if isinstance(error, TimeoutError):
                 raise Overloaded("too many images are in progress", retry_after=1) from None
             raise
-        return amount
 
     def give_back(self, amount: int) -> None:
         self.held -= amount

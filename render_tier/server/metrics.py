@@ -41,6 +41,9 @@ class Metrics:
     tokenizer_fallbacks: Counter
     prompt_cache_chars: Counter
     prompt_cache_bytes: Gauge
+    images: Counter
+    image_cache_bytes: Gauge
+    image_memory_bytes: Gauge
     streams_found: Counter
     stream_cache_entries: Gauge
     stream_cache_bytes: Gauge
@@ -160,6 +163,14 @@ def build_metrics() -> Metrics:
             registry=registry,
         ),
         prompt_cache_bytes=gauge("prompt_cache_bytes", "About what the IDs of earlier prompts take."),
+        images=Counter(
+            "render_tier_images_total",
+            "Images of requests by how they were had: kept from earlier ones, processed, or refused.",
+            ["result"],
+            registry=registry,
+        ),
+        image_cache_bytes=gauge("image_cache_bytes", "What processed images that are kept take."),
+        image_memory_bytes=gauge("image_memory_bytes", "About what images of requests in progress take."),
         streams_found=Counter(
             "render_tier_derender_streams_total",
             "Streams begun or continued, by where they were found: new, kept in the cache, restored from a"

@@ -156,7 +156,7 @@ class Runtime:
             max_wait=self.settings.max_queue_seconds,
             metrics=self.metrics,
         )
-        self.images = ImageIntake(served, self.settings, self._image_pool)
+        self.images = ImageIntake(served, self.settings, self._image_pool, self.metrics)
 
     async def _adopt_fast_engine(self, service: Service) -> None:
         """Beside the requests that are served already, unless it was done before this process began."""

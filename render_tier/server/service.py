@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import structlog
@@ -34,10 +36,12 @@ class Service:
         """Compiles the templates. Raises ApiError when one of them does not compile, ModelLoadError for
         images that cannot be processed."""
         settings = _with_parsers(settings, assets)
-        self.assets = assets
         engine = EngineSlot(assets.tokenizer)
         self.images = _images(settings, assets, engine)
         """None for a model whose images are not taken."""
+        if self.images is not None:
+            assets = _with_image_settings(assets, self.images)
+        self.assets = assets
         vision = None if self.images is None else self.images.vision
         self.renderer = Renderer(assets, _render_settings(settings), engine=engine, vision=vision)
         self.derenderer = Derenderer(assets, _derender_settings(settings))
@@ -133,6 +137,13 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
         cache_bytes=settings.image_cache_bytes,
     )
     return None if vision is None else served_images(vision, settings)
+
+
+def _with_image_settings(assets: ModelAssets, images: ServedImages) -> ModelAssets:
+    """Members of a deployment must agree on what becomes of an image, too."""
+    digest = hashlib.blake2b(assets.fingerprint.encode(), digest_size=16)
+    digest.update(images.vision.preparation.settings_digest)
+    return replace(assets, fingerprint=digest.hexdigest())
 
 
 def _with_parsers(settings: Settings, assets: ModelAssets) -> Settings:

@@ -18,7 +18,7 @@ def unused(_: object) -> Replacement:
     raise AssertionError
 
 
-QWEN = Family("<mark>", "<pad>", PAD, {}, unused, False, {})
+QWEN = Family("<mark>", "<pad>", PAD, {}, unused, 1, False, {})
 GEMMA = replace(
     QWEN,
     token_id=BEGIN,

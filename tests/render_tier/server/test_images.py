@@ -76,7 +76,7 @@ async def serve(services: dict[str, Service]) -> AsyncIterator[Any]:
         await each.client.aclose()
         intake = each.app.runtime.images
         assert intake is not None
-        assert (intake.files.held, intake.work.held) == (0, 0)
+        assert (intake.files.held, intake.items.held) == (0, 0)
         await idle(each.app)
 
 
@@ -97,14 +97,31 @@ async def test_answers_equal_vllms(serve: Any) -> None:
 
 async def test_an_image_is_processed_once(serve: Any) -> None:
     server = await serve()
-    cache = server.app.runtime.service.images.vision.preparation.cache
-    before = cache.hits
     body = chat(part(file(picture(70, 50, seed=77))), text("?"))
     first, *others = await asyncio.gather(*(server.render(body) for _ in range(4)))
     again = await server.render(body)
     for other in (*others, again):
         assert other.json()["features"] == first.json()["features"]
-    assert cache.hits > before
+    metrics = (await server.client.get("/metrics")).text
+    assert 'render_tier_images_total{result="kept"} 1.0' in metrics
+    assert "render_tier_image_memory_bytes 0.0" in metrics
+
+
+def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Service]) -> None:
+    service = services["qwen2_5_vl"]
+    settings = settings_for(service.assets.directory, served_model_name=("m",))
+    base = load_service(settings).assets
+
+    def fingerprint(**changes: Any) -> str:
+        return Service(settings.model_copy(update=changes), base).assets.fingerprint
+
+    assert fingerprint() == fingerprint(image_cache_bytes=0)
+    others = {
+        fingerprint(mm_processor_kwargs={"max_pixels": 3136}),
+        fingerprint(mm_device_do_normalize=False),
+        fingerprint(mm_device_do_normalize=False, dtype="float16"),
+    }
+    assert len(others - {fingerprint()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -195,22 +212,28 @@ async def test_pixels_normalized_for_engines_that_do_not(serve: Any) -> None:
 
 async def test_memory_of_requests_in_progress_is_bounded(serve: Any) -> None:
     """Fifty requests at once with images that are not seen twice, where there is room for few."""
-    server = await serve(image_work_memory_bytes=2 << 20, image_cache_bytes=0)
-    work = server.app.runtime.images.work
-    most, take = 0, work.take
+    server = await serve(image_item_memory_bytes=1 << 20, image_cache_bytes=0)
+    items = server.app.runtime.images.items
+    most, take = 0, items.take
 
-    async def watched(amount: int) -> int:
+    async def watched(amount: int) -> None:
         nonlocal most
-        taken: int = await take(amount)
-        most = max(most, work.held)
-        return taken
+        await take(amount)
+        most = max(most, items.held)
 
-    work.take = watched
+    items.take = watched
     bodies = [chat(part(file(picture(120, 90, seed=seed)))) for seed in range(50)]
     answers = await asyncio.gather(*map(server.render, bodies))
     assert {answer.status_code for answer in answers} == {200}
-    assert 0 < most <= work.total
+    assert 0 < most <= items.total
     assert len({json.dumps(answer.json()["features"]["mm_hashes"]) for answer in answers}) == 50
+
+
+async def test_more_than_there_is_memory_for(serve: Any) -> None:
+    server = await serve(image_item_memory_bytes=1 << 20)
+    status, error = await server.error(chat(part(file(picture(600, 600), "JPEG"))))
+    assert status == 413
+    assert "1048576 are allowed" in error["message"]
 
 
 async def test_gemma_gets_line_breaks_as_its_tokenizer_joins_them(serve: Any) -> None:

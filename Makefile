@@ -33,7 +33,8 @@ models: venv ## the models, tokenizers and tools of the tests, in .cache (750 MB
 models-demo: venv-demo
 	@$(BIN)/python scripts/fetch_models.py smollm2 qwen3
 
-# Whole files per worker: a file's servers are started once. More than four workers only wait for each other's.
+# Whole files per worker: a file's servers are started once (tests/schedule.py: how many workers, which files share
+# one). More than four workers only wait for each other's.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 test: models ## every test that needs nothing but this machine; ARGS="-k name" goes to pytest

@@ -10,7 +10,12 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, Phase, settings
 
-pytest_plugins = ["tests.support.garbage", "tests.support.strict_run", "pytester"]
+pytest_plugins = [
+    "tests.support.garbage",
+    "tests.schedule",
+    "tests.support.strict_run",
+    "pytester",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = Path(os.environ.get("MODELS_DIR", ROOT / ".cache" / "models"))

@@ -54,6 +54,8 @@ def load(base: str, added: tuple[str, ...]) -> CorpusTokenizer:
 
 @cache
 def _base(name: str) -> dict[str, Any]:
-    """A tokenizer's JSON: parsed once, as dozens of stand-ins are made of a few."""
+    """A tokenizer's JSON without its merges, which a vocabulary does not need and which take most of the
+    memory: parsed once, as dozens of stand-ins are made of a few."""
     data: dict[str, Any] = json.loads((MODELS / name / "tokenizer.json").read_text(encoding="utf-8"))
+    data["model"].pop("merges", None)
     return data

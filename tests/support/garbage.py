@@ -11,39 +11,29 @@ from collections.abc import Iterator
 
 import pytest
 
-EVERY = 10
-"""Tests after which what is left is passed over from then on."""
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    gc.disable()  # nearly all that is made stays
+    try:
+        return (yield)
+    finally:
+        _pass_over_what_is_left()
+        gc.enable()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(LastingObjects(), "lasting-objects")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After each file, when its fixtures are gone."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        _pass_over_what_is_left()
+    return result
 
 
-class LastingObjects:
-    def __init__(self) -> None:
-        self.tests = 0
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_collection(self) -> Iterator[None]:
-        gc.disable()  # nearly all that is made stays
-        try:
-            return (yield)
-        finally:
-            _pass_over_what_is_left()
-            gc.enable()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        """After each file, and within one: applications that have ended stay in caches of FastAPI's."""
-        result = yield
-        self.tests += 1
-        if self.tests % EVERY == 0 or nextitem is None or nextitem.path != item.path:
-            _pass_over_what_is_left()
-        return result
-
-    def pytest_sessionfinish(self) -> None:
-        """pytest's own last collection, which finds what was never closed, sees everything."""
-        gc.unfreeze()
+def pytest_sessionfinish() -> None:
+    """pytest's own last collection, which finds what was never closed, sees everything."""
+    gc.unfreeze()
 
 
 def _pass_over_what_is_left() -> None:

@@ -4,39 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests.support import vllm
 from tests.support.completions import MODEL, Answer, ask_all
 from tests.support.pd_stack import Stack, pd_stack
 from tests.support.processes import ServerProcess, engine_server, free_port, render_tier_server
 from tests.support.prompts import distinct_prompts
-
-SERVERS = {
-    "pair": ("clients", "clients_lm_eval", "coupled", "nixl_hybrid", "nixl_pair*", "token_clients"),
-    "engines": ("engine_equals_vllm", "mixed_parts"),
-    "render": ("render_equals_vllm", "derender_equals_vllm"),
-}
-"""Files (test_NAME.py) that use the same session's servers."""
-
-
-class SharedServers(LoadFileScheduling):
-    """Workers of a parallel run have servers of their own: files that need the same ones go to one worker."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        name = Path(file).stem.removeprefix("test_")
-        return next((key for key, names in SERVERS.items() if any(fnmatch(name, n) for n in names)), file)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServers:
-    return SharedServers(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -26,13 +26,16 @@ RENDER_OPTIONS = ("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes",
 """Flags that `vllm launch render` and `render-tier serve` share, for the Qwen3 tokenizer."""
 
 TRACING = {
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
-    "OTEL_SERVICE_NAME": "vllm",
     "OTEL_BSP_SCHEDULE_DELAY": "100",
     # Nothing is sent, and no receiver missed, but for requests whose callers record.
     "OTEL_TRACES_SAMPLER": "parentbased_always_off",
 }
-"""Variables of an engine that is started with the flags of `traced`."""
+"""Variables of a server that is started with the flags of `traced`."""
+
+ENGINE_TRACING = TRACING | {
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_SERVICE_NAME": "vllm",
+}
 
 
 DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -41,7 +44,7 @@ DEVELOPMENT_OPTIONS = ("--middleware", "tests.support.vllm_development.NoServerI
 
 
 def traced(port: int) -> tuple[str, str]:
-    """Flags of an engine that sends spans to a receiver on this port."""
+    """Flags, also of a render tier, for spans to be sent to a receiver on this port."""
     return "--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"
 
 

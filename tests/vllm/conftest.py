@@ -31,7 +31,7 @@ def server_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def traces_port() -> int:
-    """Where the engine sends spans of requests that their clients record."""
+    """Where servers send spans of requests that their clients record."""
     return free_port()
 
 
@@ -40,7 +40,7 @@ def vllm_engine(smollm2_dir: Path, traces_port: int, server_logs: Path) -> Itera
     """SmolLM2 in vLLM, tokens-only, float32, served as `smollm2`; it can be paused."""
     options = (*vllm.traced(traces_port), *vllm.DEVELOPMENT_OPTIONS)
     process = vllm.engine(smollm2_dir, "smollm2", *options, log_dir=server_logs)
-    process.env |= vllm.TRACING | vllm.DEVELOPMENT
+    process.env |= vllm.ENGINE_TRACING | vllm.DEVELOPMENT
     vllm.start(process)
     yield process
     process.stop()

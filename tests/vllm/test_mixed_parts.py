@@ -13,11 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import vllm
 from tests.support.hop_programs import answer, run, streamed_answer
 from tests.support.otlp import SERVER, receiving
 from tests.support.pd_stack import eventually
 from tests.support.processes import ServerProcess, orchestrator_server, render_tier_server
 
+HOPS = ("render", "decode", "derender")
 CHAT: dict[str, Any] = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "Why do ships float?"}],
@@ -27,9 +29,11 @@ CHAT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def smollm2_render(smollm2_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
-    options = ("--served-model-name", "smollm2")
-    with render_tier_server(smollm2_dir, *options, log_dir=server_logs, name="smollm2-render") as process:
+def smollm2_render(smollm2_dir: Path, traces_port: int, server_logs: Path) -> Iterator[ServerProcess]:
+    options = ("--served-model-name", "smollm2", *vllm.traced(traces_port))
+    process = render_tier_server(smollm2_dir, *options, log_dir=server_logs, name="smollm2-render")
+    process.env |= vllm.TRACING
+    with process:
         yield process
 
 
@@ -120,7 +124,7 @@ async def test_an_engine_whose_weights_are_exchanged_drains_and_is_not_failed(
 async def test_an_engines_span_is_in_the_tree_of_its_request(
     smollm2_render: ServerProcess, vllm_engine: ServerProcess, traces_port: int, tmp_path: Path
 ) -> None:
-    """From the client, whose context is all that is seen of it here, by the orchestrator to vLLM."""
+    """From the client, whose context is all that is seen of it here, down to every hop."""
     trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     async with receiving(traces_port) as receiver:
         config = tmp_path / "orchestrator.toml"
@@ -133,12 +137,20 @@ async def test_an_engines_span_is_in_the_tree_of_its_request(
             assert response.status_code == 200, response.text
             # What is left is sent when the process ends.
             await asyncio.to_thread(orchestrator.stop)
-        await eventually(lambda: bool(receiver.named("llm_request")), "vLLM has sent nothing")
+        await eventually(lambda: len(receiver.spans) >= 7, "spans are missing")
     assert {span.trace for span in receiver.spans} == {trace}
     [root] = receiver.named("POST /v1/chat/completions")
-    [decode] = receiver.named("decode")
+    hops = {name: span.id for name in HOPS for span in receiver.named(name)}
+    assert {(span.parent, span.service) for span in receiver.spans if span.id in hops.values()} == {
+        (root.id, "pd-orchestrator")
+    }
+    below = {(span.service, span.parent) for span in receiver.spans if span.parent in hops.values()}
+    assert below == {
+        ("render-tier", hops["render"]),
+        ("vllm", hops["decode"]),
+        ("render-tier", hops["derender"]),
+    }
     [computed] = receiver.named("llm_request")
-    assert (root.parent, decode.parent, computed.parent) == (caller, root.id, decode.id)
-    assert (computed.service, computed.kind) == ("vllm", SERVER)
+    assert (root.parent, computed.parent, computed.kind) == (caller, hops["decode"], SERVER)
     counted = response.json()["usage"]["completion_tokens"]
     assert computed.attributes["gen_ai.usage.completion_tokens"] == counted

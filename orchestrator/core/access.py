@@ -3,7 +3,8 @@
 Its tenant has a cache of its own: engines share prefixes only between prompts of equal ``cache_salt``, and
 the salt is a keyed hash of the tenant, joined with the client's own salt. A tenant can neither write
 another's salt nor see from cached tokens or from timing what others have asked. Everything that is remembered
-of prompts here hashes the salt with them, and session ids are kept apart in the same way.
+of prompts here hashes the salt with them, and session ids and the names of images are kept apart in the same
+way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from orchestrator.core.keys import Grant
 from orchestrator.core.legs import RenderedPrompt
+from orchestrator.core.media import renamed
 from render_tier.protocol.errors import BadRequest, NotFound
 
 OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
@@ -41,6 +43,9 @@ class Tenancy:
 
     def session(self, tenant: str, session: str) -> str:
         return self._hash(b"session", tenant, session)
+
+    def media(self, tenant: str, name: str) -> str:
+        return self._hash(b"media", tenant, name)
 
     def _hash(self, use: bytes, *parts: str | None) -> str:
         # As JSON no two lists of parts read alike.
@@ -68,16 +73,22 @@ class Access:
                     raise BadRequest(f"{name} is at most {grant.max_tokens} with this API key", param=name)
 
     def granted(self, prompt: RenderedPrompt) -> RenderedPrompt:
-        """``prompt`` as engines may see it: under the tenant's salt, and not longer than the key allows."""
+        """``prompt`` as engines may see it: under the tenant's salt, its media under names of the tenant's
+        own (a client may name them), and not longer than the key allows."""
         given = prompt.fields.get("cache_salt")
         own = None if given is None else msgspec.json.decode(given, type=str | None)
         salt = self.tenancy.salt(self.grant.tenant, own)
         fields = {name: raw for name, raw in prompt.fields.items() if name != "priority"}
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
+        media = prompt.media
+        if media:
+            names = {item.hash: self.tenancy.media(self.grant.tenant, item.hash) for item in media}
+            fields["features"] = renamed(fields["features"], names.__getitem__)
+            media = tuple(replace(item, hash=names[item.hash]) for item in media)
         sampling, most = prompt.sampling, self.grant.max_tokens
         if most is not None:
             sampling = {**sampling, "max_tokens": min(prompt.max_tokens, most)}
-        return replace(prompt, fields=fields, sampling=sampling)
+        return replace(prompt, fields=fields, sampling=sampling, media=media)
 
     def session(self, session: str | None) -> str | None:
         return None if session is None else self.tenancy.session(self.grant.tenant, session)

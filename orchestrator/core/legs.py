@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from orchestrator.core.kv_params import PREFILL_PARAMS
+from orchestrator.core.media import Features, FeaturesError, Item, identified, lacks_data, read_media
 
 Placement = Literal["top", "extra_args", "both"]
 """Where an engine version reads ``kv_transfer_params``: beside ``token_ids``, in
@@ -55,6 +56,9 @@ class RenderedPrompt:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    media: tuple[Item, ...] = ()
+    lacks_data: bool = False
+    """Some item of the media is there by name only."""
 
     @property
     def choices(self) -> int:
@@ -76,9 +80,14 @@ class RenderedPrompt:
 
     @property
     def cache_identity(self) -> bytes:
-        """What an engine's prefix cache depends on beside the IDs."""
-        parts = (self.fields.get(name) for name in ("model", "cache_salt", "features"))
+        """What an engine's prefix cache depends on beside ``identified_ids``."""
+        parts = (self.fields.get(name) for name in ("model", "cache_salt"))
         return b"\0".join(b"" if part is None else bytes(part) for part in parts)
+
+    @property
+    def identified_ids(self) -> Sequence[int]:
+        """The prompt's IDs where KV is filed under them: each image has placeholders of its own."""
+        return identified(self.token_ids, self.media)
 
     @property
     def model(self) -> str | None:
@@ -91,6 +100,7 @@ class _Head(msgspec.Struct):
     sampling_params: dict[str, Any]
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
+    features: Features | None = None
 
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -107,6 +117,10 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
         raise RenderReplyError(f"render reply: {error}") from error
     if not head.token_ids:
         raise RenderReplyError("render reply: no token_ids")
+    try:
+        media = read_media(head.features, len(head.token_ids))
+    except FeaturesError as error:
+        raise RenderReplyError(f"render reply: {error}") from error
     options = head.stream_options or {}
     return RenderedPrompt(
         fields=fields,
@@ -115,6 +129,8 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
         stream=bool(head.stream),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
+        media=media,
+        lacks_data=lacks_data(head.features),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.core.legs import RenderedPrompt
+from orchestrator.core.media import Features, FeaturesError, lacks_data, read_media
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.generate import SamplingParams, StreamOptions
 
@@ -47,7 +48,7 @@ class _Body(msgspec.Struct):
     output_mode: str = "tokens"
     cache_salt: str | None = None
     priority: int = 0
-    features: dict[str, msgspec.Raw] | None = None
+    features: Features | None = None
     content_parts: list[msgspec.Raw] | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, msgspec.Raw] | None = None
@@ -105,6 +106,10 @@ def read_token_request(body: bytes) -> TokenRequest:
         raise BadRequest(
             "content_parts are not read here: send the features that render gives", param="content_parts"
         )
+    try:
+        media = read_media(head.features, len(head.token_ids))
+    except FeaturesError as error:
+        raise BadRequest(str(error), param="features") from error
     _check_sampling(head.sampling_params, sampling)
     options = head.stream_options or StreamOptions()
     prompt = RenderedPrompt(
@@ -114,12 +119,14 @@ def read_token_request(body: bytes) -> TokenRequest:
         stream=bool(head.stream),
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
+        media=media,
+        lacks_data=lacks_data(head.features),
     )
     return TokenRequest(
         prompt,
         head.request_id,
         bool(head.return_token_ids),
-        (head.features or {}).get("mm_placeholders"),
+        None if head.features is None else _fields_decoder.decode(fields["features"])["mm_placeholders"],
         {name: sampling[name] for name in ("max_tokens", "min_tokens") if sampling.get(name) is not None},
     )
 

@@ -61,17 +61,17 @@ class KeptTurns:
         seconds, block_size = self.kept_by(member), member.capabilities.known.block_size
         if not seconds or block_size is None:
             return
-        token_ids = [*prompt.token_ids, *output]
         try:
-            tokens, usable = checked(params, len(token_ids), block_size)
+            tokens, usable = checked(params, len(prompt.token_ids) + len(output), block_size)
         except UnusableTurn as problem:
             self._metrics.kept_turns.labels("unusable").inc()
             log.warning("unusable turn", member=member.url, problem=str(problem))
             return
         now = self._now()
+        filed = [*prompt.identified_ids, *output][:tokens]
         turn = Turn.of(tokens, usable, member.url, now, now + seconds)
         whose = scope(tenant, member.generation, prompt.cache_identity)
-        kept = await self._store.keep(whose, len(prompt.token_ids), token_ids[:tokens], turn)
+        kept = await self._store.keep(whose, len(prompt.token_ids), filed, turn)
         self._metrics.kept_turns.labels(kept).inc()
 
     async def take(self, tenant: str, prefill: Member, prompt: RenderedPrompt) -> Mapping[str, Any] | None:
@@ -82,7 +82,7 @@ class KeptTurns:
             # They are computed, so nothing is read for them.
             return None
         whose = scope(tenant, prefill.generation, prompt.cache_identity)
-        found = await self._store.take(whose, prompt.token_ids)
+        found = await self._store.take(whose, prompt.identified_ids)
         if not isinstance(found, Turn):
             self._note(found)
             return None

@@ -94,8 +94,7 @@ class KvIndexes:
 
     def looked_up(self, prompt: RenderedPrompt) -> LookedUp | None:
         """None when nobody is followed, and for prompts with media, whose keys are not known here."""
-        features = prompt.fields.get("features")
-        if not self._followers or (features is not None and bytes(features) != b"null"):
+        if not self._followers or prompt.media:
             return None
         salt = prompt.fields.get("cache_salt")
         return LookedUp.of(

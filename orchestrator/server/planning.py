@@ -24,6 +24,13 @@ def require_servable(services: Services, prompts: Sequence[RenderedPrompt]) -> N
                 " and thinking budgets need engines declared in policy.engine_capabilities.",
                 param=feature,
             )
+        if prompt.lacks_data:
+            # vLLM looks into its cache for them; without one it ends.
+            raise BadRequest(
+                "engines need the data of every image: leave out mm_payload, and send features with their"
+                " kwargs_data",
+                param="features",
+            )
         _require_room(services, prompt)
 
 

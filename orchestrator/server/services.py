@@ -308,7 +308,7 @@ class Services:
         return Affinity(
             session,
             block_hashes(
-                prompt.token_ids,
+                prompt.identified_ids,
                 block=selection.prefix_block_tokens,
                 max_blocks=selection.prefix_blocks,
                 seed=prompt.cache_identity,

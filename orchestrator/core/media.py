@@ -1,0 +1,106 @@
+"""The media of a prompt: where they stand among its IDs, and what an engine's caches know them by.
+
+The placeholders of all images are one ID, so IDs alone do not say what a prompt shows. An engine's prefix
+cache tells images apart by their hashes, and so does everything here that files KV under a prompt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import shake_128
+from typing import Annotated, Final
+
+import msgspec
+
+
+class FeaturesError(ValueError):
+    """Features that do not belong to their prompt; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    hash: str
+    """What engines keep it under."""
+    offset: int
+    length: int
+    """Of its placeholders, in tokens."""
+
+
+class _Place(msgspec.Struct):
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(gt=0)]
+
+
+class Features(msgspec.Struct):
+    """By modality, one entry per item."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[_Place]]
+    kwargs_data: dict[str, list[msgspec.Raw]] | None = None
+
+
+def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...]:
+    """In the order in which they stand in the prompt. Raises ``FeaturesError``."""
+    if features is None:
+        return ()
+    hashes, places, data = features.mm_hashes, features.mm_placeholders, features.kwargs_data
+    items: list[Item] = []
+    if hashes.keys() != places.keys() or (data is not None and data.keys() != hashes.keys()):
+        raise FeaturesError("features must have the same modalities in all their parts")
+    for modality, names in hashes.items():
+        counts = {len(names), len(places[modality]), len(names if data is None else data[modality])}
+        if len(counts) > 1:
+            raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
+        items += [
+            Item(name, place.offset, place.length)
+            for name, place in zip(names, places[modality], strict=True)
+        ]
+    items.sort(key=lambda item: item.offset)
+    end = 0
+    for item in items:
+        if item.offset < end:
+            raise FeaturesError("the mm_placeholders of features must not overlap")
+        end = item.offset + item.length
+    if end > prompt_tokens:
+        raise FeaturesError(f"mm_placeholders end at {end}, the prompt has {prompt_tokens} tokens")
+    return tuple(items)
+
+
+def lacks_data(features: Features | None) -> bool:
+    """Whether some item is named only: engines would have to have it already, and one that keeps no items
+    ends over it."""
+    if features is None:
+        return False
+    data = features.kwargs_data
+    if data is None:
+        return any(features.mm_hashes.values())
+    return any(bytes(memoryview(item)[:1]) != b'"' for items in data.values() for item in items)
+
+
+def identified(token_ids: Sequence[int], media: Sequence[Item]) -> Sequence[int]:
+    """``token_ids`` with numbers that only the items themselves give in place of their placeholders, none of
+    which is an ID: equal where engines may take the one for the other."""
+    if not media:
+        return token_ids
+    ids = list(token_ids)
+    for item in media:
+        digest = shake_128(item.hash.encode(errors="surrogatepass")).digest(_WIDTH * item.length)
+        numbers = array("Q", digest)
+        ids[item.offset : item.offset + item.length] = [number | _NO_ID for number in numbers]
+    return ids
+
+
+def renamed(features: msgspec.Raw, name: Callable[[str], str]) -> msgspec.Raw:
+    """Features, as JSON, with other hashes."""
+    fields = _fields_decoder.decode(features)
+    hashes = _hashes_decoder.decode(fields["mm_hashes"])
+    mine = {modality: [name(each) for each in names] for modality, names in hashes.items()}
+    return msgspec.Raw(msgspec.json.encode({**fields, "mm_hashes": mine}))
+
+
+_WIDTH: Final = 8
+_NO_ID: Final = 1 << 63
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_hashes_decoder = msgspec.json.Decoder(dict[str, list[str]])

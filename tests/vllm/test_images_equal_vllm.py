@@ -1,0 +1,99 @@
+"""Files, hashes and items of images beside vLLM's own functions, in one process of vLLM's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from render_tier.multimodal.decoding import CONVERSION, OpenedImage
+from render_tier.multimodal.encoding import FloatType, encode_item
+from render_tier.multimodal.families import Family, Field, Replacement
+from render_tier.multimodal.hashing import image_hash
+from tests.support import images, vllm
+
+FLOAT_TYPES: tuple[FloatType, ...] = ("bfloat16", "float16", "float32")
+VALUES = np.random.default_rng(1).normal(size=(6, 40)).astype(np.float32)
+TIES = (np.arange(240, dtype=np.uint32) * 0x8000 + 0x3F800000).view(np.float32).reshape(6, 40)
+"""Every other one is half-way between two values of bfloat16."""
+ARRAYS: dict[str, dict[str, npt.NDArray[Any]]] = {
+    "bytes": {"pixel_values": VALUES.astype(np.uint8), "image_grid_thw": np.array([1, 2, 3])},
+    "floats": {"pixel_values": VALUES, "image_grid_thw": np.array([1, 2, 3])},
+    "ties": {"pixel_values": TIES, "image_grid_thw": np.array([1, 2, 3])},
+    "scalar": {"pixel_values": VALUES, "image_grid_thw": np.array(1)},
+}
+
+
+def unused(_: object) -> Replacement:
+    raise AssertionError
+
+
+FAMILY = Family(
+    *("", "", 0),
+    {"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)},
+    *(unused, 1, False, {}),
+)
+
+
+def text_of(encoded: bytes) -> str:
+    text: str = json.loads(encoded)
+    return text
+
+
+@pytest.fixture(scope="module")
+def items() -> dict[str, str]:
+    return {
+        f"{name} {float_type}": text_of(encode_item(arrays, FAMILY, float_type).kwargs)
+        for name, arrays in ARRAYS.items()
+        for float_type in FLOAT_TYPES
+    }
+
+
+@pytest.fixture(scope="module")
+def reference(items: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    files = {name: b64encode(data).decode() for name, data in images.every_kind().items()}
+    done = subprocess.run(
+        [vllm.environment() / "bin" / "python", Path(__file__).parent / "image_reference.py"],
+        input=json.dumps({"files": files, "items": items}),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=vllm.process_environment(tmp_path_factory.mktemp("vllm")),
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_files_are_read_and_hashed_as_vllm_does(reference: dict[str, Any]) -> None:
+    for name, data in images.every_kind().items():
+        pixels, converted = OpenedImage(data, max_pixels=1 << 20).pixels()
+        given = {
+            "hash": image_hash(data, model="m", conversion=CONVERSION if converted else None),
+            "shape": list(pixels.shape),
+            "pixels": hashlib.sha256(pixels.tobytes()).hexdigest(),
+        }
+        assert given == reference["files"][name], name
+
+
+def test_vllm_decodes_items_and_would_encode_them_so(
+    reference: dict[str, Any], items: dict[str, str]
+) -> None:
+    for name, item in items.items():
+        decoded = reference["items"][name]
+        assert decoded["encoded"] == item, name
+        pixels, grid = (decoded["fields"][field] for field in ("pixel_values", "image_grid_thw"))
+        assert (grid["type"], grid["layout"], grid["keep_on_cpu"]) == (
+            *("torch.int64", "MultiModalBatchedField", True),
+        )
+        assert (pixels["layout"], pixels["keep_on_cpu"]) == ("MultiModalFlatField", False)
+        values = ARRAYS[name.split()[0]]["pixel_values"]
+        assert pixels["shape"] == list(values.shape)
+        kind = name.split()[1] if values.dtype == np.float32 else "uint8"
+        assert pixels["type"] == f"torch.{kind}"

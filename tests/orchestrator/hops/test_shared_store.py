@@ -81,19 +81,47 @@ async def test_marks_of_several_values_are_in_one(redis: RedisServer) -> None:
 
 
 async def test_one_that_hangs_costs_its_timeout_once_and_then_nothing(redis: RedisServer) -> None:
-    async with opened(redis, timeout=0.05) as one:
+    async with opened(redis) as one:
         await one.store.put("k", b"value", 60)
         redis.stand_still()
+        one.store.timeout = 0.05
         for _ in range(3):
             with pytest.raises(StoreDown):
                 await one.store.get("k")
         assert one.failures == ["get"] * 3
         assert repr(one.store) == "<SharedStore down>"
         redis.go_on()
+        one.store.timeout = 5.0
         one.clock = 1.0
         while await _down(one):
             one.clock += 1.0
         assert await one.store.get("k") == b"value"
+
+
+async def test_what_was_given_up_is_answered_to_nobody(redis: RedisServer) -> None:
+    async with opened(redis) as one:
+        keys = [f"k{i}" for i in range(8)]
+        for key in keys:
+            await one.store.put(key, key.encode(), 60, {"m": [len(key)]})
+        await asyncio.gather(*(one.store.get(key) for key in keys))
+        redis.stand_still()
+        one.store.timeout = 0.3
+        given_up = [
+            *(one.store.get(key) for key in keys[:4]),
+            *(one.store.take_first(["m"], always(key)) for key in keys[4:]),
+            *(one.store.put(f"new {key}", b"new", 60) for key in keys),
+        ]
+        ends = await asyncio.gather(*given_up, return_exceptions=True)
+        assert {type(end) for end in ends} == {StoreDown}
+        redis.go_on()
+        one.store.timeout = 5.0
+        one.clock = 1.0
+        while await _down(one):
+            one.clock += 1.0
+        for _ in range(3):
+            found = await asyncio.gather(*(one.store.get(key) for key in keys))
+            assert found[:4] == [key.encode() for key in keys[:4]]
+            assert all(value in (key.encode(), None) for key, value in zip(keys, found, strict=True))
 
 
 async def _down(one: Opened) -> bool:

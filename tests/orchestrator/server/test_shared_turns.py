@@ -112,11 +112,13 @@ async def test_an_engine_that_has_died_since(launch: Launch, redis: RedisServer)
 
 @pytest.mark.parametrize("how", ["hangs", "is gone"])
 async def test_without_its_store_everything_is_computed(launch: Launch, redis: RedisServer, how: str) -> None:
-    async with launch(settings=sharing(redis, timeout=1.0, pause=60.0)) as stack:
+    async with launch(settings=sharing(redis, pause=60.0)) as stack:
         turn = [*await complete(stack, FIRST), 5]
         await kept(stack)
         if how == "hangs":
             redis.stand_still()
+            assert stack.services.store is not None
+            stack.services.store.timeout = 0.1
         else:
             await asyncio.to_thread(redis.end)
         await complete(stack, turn)

@@ -72,7 +72,7 @@ class Backends:
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.token_ids: list[int] = tokenizer.encode(ANSWER, add_special_tokens=False).ids
         script = directory / "script.json"
-        script.write_text(json.dumps([{"token_ids": self.token_ids, "interval_ms": 15}]))
+        script.write_text(json.dumps([{"token_ids": self.token_ids, "interval_ms": 30}]))
         self.render = exits.enter_context(render(model, directory, "render-survivor"))
         options = (
             "--model",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import BIN, render_tier_server
 
 
+@pytest.mark.timeout(900)
 def test_generated_requests_make_no_server_error(smollm2_dir: Path, tmp_path: Path) -> None:
     with render_tier_server(smollm2_dir, log_dir=tmp_path) as server:
         done = subprocess.run(
@@ -25,7 +28,7 @@ def test_generated_requests_make_no_server_error(smollm2_dir: Path, tmp_path: Pa
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=800,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:] + server.log()

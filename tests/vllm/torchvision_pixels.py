@@ -2,13 +2,16 @@
 `tests.vllm.torchvision_reference` runs in vLLM's environment, with torchvision beside it.
 
 Reads a JSON list of cases of `tests.support.pixel_cases`. Writes the libraries' versions and, by title, each
-case's summary, null where the processor refuses the image.
+case's summary, null where the processor refuses the image. With `--time` it reads a case from each line, and
+writes for each the CPU seconds that processing its image took.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -33,19 +36,27 @@ from tests.support.pixel_cases import MODELS, Case, summary  # noqa: E402
 
 def reference(case: Case) -> dict[str, list[Any]] | None:
     """Of one item's arrays, as vLLM slices them from what the processor returns; None where it raises."""
-    model = MODELS[case.model]
-    name = str(model.preprocessor["image_processor_type"]).removesuffix("Fast")
-    settings = {key: value for key, value in model.preprocessor.items() if key != "image_processor_type"}
-    # vLLM makes the processor with a request's arguments and calls it with them.
-    processor = getattr(transformers, name)(**deepcopy(settings | dict(case.overrides)))
-    assert processor.backend == "torchvision"
-    arguments = deepcopy(_arguments(case) | dict(case.overrides))
+    process = _processor(case)
     try:
-        outputs = processor(images=[Image.fromarray(case.image())], return_tensors="pt", **arguments)
+        outputs = process(Image.fromarray(case.image()))
     except ValueError:
         return None
-    arrays = _item(name, {key: value.numpy() for key, value in outputs.items()})
+    arrays = _item(_name(case), {key: value.numpy() for key, value in outputs.items()})
     return summary({key: np.asarray(value) for key, value in arrays.items()})
+
+
+def _name(case: Case) -> str:
+    return str(MODELS[case.model].preprocessor["image_processor_type"]).removesuffix("Fast")
+
+
+def _processor(case: Case) -> Callable[[Image.Image], Any]:
+    model = MODELS[case.model]
+    settings = {key: value for key, value in model.preprocessor.items() if key != "image_processor_type"}
+    # vLLM makes the processor with a request's arguments and calls it with them.
+    processor = getattr(transformers, _name(case))(**deepcopy(settings | dict(case.overrides)))
+    assert processor.backend == "torchvision"
+    arguments = deepcopy(_arguments(case) | dict(case.overrides))
+    return lambda image: processor(images=[image], return_tensors="pt", **arguments)
 
 
 def _arguments(case: Case) -> dict[str, Any]:
@@ -79,6 +90,9 @@ def _item(name: str, outputs: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDAr
 def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    if "--time" in sys.argv:
+        _time_each()
+        return
     cases = [Case(**fields) for fields in json.load(sys.stdin)]
     found = {case.title: reference(case) for case in cases}
     made_by = {
@@ -88,6 +102,17 @@ def main() -> None:
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }
     json.dump({"made_by": made_by, "cases": found}, sys.stdout)
+
+
+def _time_each() -> None:
+    processors: dict[str, Callable[[Image.Image], Any]] = {}
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        process = processors.setdefault(case.model, _processor(case))
+        image = Image.fromarray(case.image())
+        began = time.process_time()
+        process(image)
+        print(time.process_time() - began, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,50 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def torchvision_pixels(cases: Iterable[Case]) -> dict[str, Any]:
     """`made_by`: the versions; `cases`: by title, what the processors give, None where they refuse."""
-    script = ROOT / "scripts" / "torchvision_env.sh"
-    torchvision = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     done = subprocess.run(
-        [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.torchvision_pixels"],
+        _program(),
         input=json.dumps([case.to_json() for case in cases]),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{torchvision}:{ROOT}"},
+        env=_variables(),
     )
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+class TorchvisionTimer:
+    """A process of the reference that says what CPU time images take it, one after the other."""
+
+    def __enter__(self) -> TorchvisionTimer:
+        self._process = subprocess.Popen(
+            [*_program(), "--time"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=_variables(),
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def seconds(self, case: Case) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(case.to_json()) + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+
+def _program() -> list[str | Path]:
+    python = vllm.environment() / "bin" / "python"
+    return [python, "-W", "ignore", "-m", "tests.vllm.torchvision_pixels"]
+
+
+def _variables() -> dict[str, str]:
+    script = ROOT / "scripts" / "torchvision_env.sh"
+    torchvision = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return os.environ | {"PYTHONPATH": f"{torchvision}:{ROOT}"}

@@ -44,8 +44,8 @@ class Tenancy:
     def session(self, tenant: str, session: str) -> str:
         return self._hash(b"session", tenant, session)
 
-    def media(self, tenant: str, name: str) -> str:
-        return self._hash(b"media", tenant, name)
+    def media(self, tenant: str, own: str | None, name: str) -> str:
+        return self._hash(b"media", tenant, own, name)
 
     def _hash(self, use: bytes, *parts: str | None) -> str:
         # As JSON no two lists of parts read alike.
@@ -82,7 +82,7 @@ class Access:
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
         media = prompt.media
         if media:
-            names = {item.hash: self.tenancy.media(self.grant.tenant, item.hash) for item in media}
+            names = {item.hash: self.tenancy.media(self.grant.tenant, own, item.hash) for item in media}
             fields["features"] = renamed(fields["features"], names.__getitem__)
             media = tuple(replace(item, hash=names[item.hash]) for item in media)
         sampling, most = prompt.sampling, self.grant.max_tokens

@@ -63,8 +63,11 @@ def test_sessions_of_different_tenants_are_different_ones() -> None:
 
 
 def test_the_own_salt_still_keeps_a_tenants_users_apart() -> None:
-    salts = {bytes(access().granted(rendered(cache_salt=s)).fields["cache_salt"]) for s in ("u1", "u2", None)}
-    assert len(salts) == 3
+    """Also what engines keep of their images, under no salt."""
+    image = {"mm_hashes": {"image": ["cat"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 1}]}}
+    given_on = [access().granted(rendered(cache_salt=s, features=image)) for s in ("u1", "u2", None)]
+    assert len({bytes(prompt.fields["cache_salt"]) for prompt in given_on}) == 3
+    assert len({bytes(prompt.fields["features"]) for prompt in given_on}) == 3
 
 
 def test_headers_that_steer_engines_are_not_passed_on() -> None:

@@ -185,6 +185,9 @@ class PolicySettings(Section):
     """Where the engines read ``kv_transfer_params``."""
     engine_capabilities: frozenset[Capability] = frozenset()
     """What the engines can beyond plain sampling. Requests that need anything else are refused (400)."""
+    client_features: bool = False
+    """Whether clients of token IDs may send ``features`` of images. Engines trust what is in them: a tensor
+    of a wrong shape may end a vLLM."""
     vocab_size: Count | None = None
     """When set, prompt IDs are checked against it before an engine sees them."""
 

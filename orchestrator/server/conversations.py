@@ -152,8 +152,9 @@ class Conversation:
         return "; ".join(parts).encode()
 
     def keeps(self, prompt: RenderedPrompt) -> bool:
-        """Whether the answer to ``prompt`` is what a next turn goes on from."""
-        return self._key is not None and prompt.choices == 1
+        """Whether the answer to ``prompt`` is what a next turn goes on from. Render takes no continuation
+        beside images."""
+        return self._key is not None and prompt.choices == 1 and not prompt.media
 
     async def keep(self, prompt: RenderedPrompt, output: Sequence[int]) -> None:
         """Once the answer is known to be complete, and before its client knows."""

@@ -38,10 +38,15 @@ class GenerateEndpoint(CompletionEndpoint):
 
 class TokenExchange(Exchange):
     def __init__(self, services: Services, request: ClientRequest, asked: TokenRequest) -> None:
-        """Raises ``ApiError`` for what the client's key does not allow."""
+        """Raises ``ApiError`` for what the client's key, or the settings, do not allow."""
         if request.access is not None:
             limited = {name: asked.asked[name] for name in OUTPUT_LIMITS if name in asked.asked}
             request.access.check({"model": request.model, **limited})
+        if asked.prompt.media and not services.settings.policy.client_features:
+            raise BadRequest(
+                "features are not taken from clients here: send images to /v1/chat/completions",
+                param="features",
+            )
         super().__init__(services, request, request.client_id or public_id(asked.request_id))
         self._asked = asked
         self._echo: PromptEcho | None = None

@@ -149,6 +149,8 @@ class Tier:
         """As a decode engine with bidirectional transfer."""
         self.kept: dict[str, list[int]] = {}
         """KV of ended decodes by remote request id: the IDs it was computed from."""
+        self.features: dict[str, Any] | None = None
+        """What it says, as a render tier, of the images of every prompt."""
         self.continues = True
         """As a render tier, it knows ``continuation``; every one holds."""
         self.pushes = False
@@ -424,6 +426,7 @@ class Tier:
             "stream": bool(body.get("stream")),
             "stream_options": body.get("stream_options"),
             "cache_salt": body.get("cache_salt"),
+            "features": self.features,
             "unknown_field": {"kept": [1, 2.5, "x"]},
         }
 

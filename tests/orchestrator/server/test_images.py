@@ -1,0 +1,113 @@
+"""Chats with images: what render says of them reaches both engines as it is, or none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.orchestrator.conftest import Launch, Stack
+from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Status
+
+FEATURES: dict[str, Any] = {
+    "mm_hashes": {"image": ["aa", "bb"]},
+    "mm_placeholders": {"image": [{"offset": 0, "length": 1}, {"offset": 2, "length": 2}]},
+    "kwargs_data": {"image": ["cGl4ZWxz", "bW9yZQ=="]},
+    "mm_metadata": {"image": ["Z3JpZA==", None]},
+}
+IDS = [7, 3, 7, 7, 4]
+"""What the words of `ask` render to."""
+
+
+async def ask(stack: Stack, **options: Any) -> Any:
+    content = " ".join("x" * token for token in IDS)
+    body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 3}
+    return await stack.http.post(CHAT, json=body | options)
+
+
+def shown(stack: Stack) -> list[Any]:
+    """The features of every leg that any engine got."""
+    return [leg["features"] for tier in (*stack.prefill, *stack.decode) for leg in tier.requests[GENERATE]]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("prefill", [0, 1], ids=["colocated", "p/d"])
+async def test_every_leg_has_what_render_said(launch: Launch, prefill: int, stream: bool) -> None:
+    async with launch(prefill=prefill) as stack:
+        stack.render.features = FEATURES
+        assert (await ask(stack, n=2, stream=stream)).status_code == 200
+        assert shown(stack) == [FEATURES] * (2 + 2 * prefill)
+        await stack.settled()
+
+
+async def test_a_leg_that_is_tried_again_has_the_images_again(launch: Launch) -> None:
+    async with launch(prefill=2, decode=2, settings={"selection": {"prefill": "round_robin"}}) as stack:
+        stack.render.features = FEATURES
+        stack.prefill[0].faults[GENERATE].append(Status(503))
+        for tier in stack.decode:
+            tier.faults[GENERATE].append(HalfClose())
+        for _ in range(2):
+            await ask(stack)
+        assert len(shown(stack)) > 4
+        assert all(features == FEATURES for features in shown(stack))
+        await stack.settled()
+
+
+@pytest.mark.parametrize("data", [None, {"image": ["cGl4ZWxz", None]}], ids=["none", "of one"])
+async def test_images_without_their_data_reach_no_engine(launch: Launch, data: Any) -> None:
+    """vLLM looks into its cache for what is only named, and ends where it keeps none."""
+    async with launch(settings={"policy": {"client_features": True}}) as stack:
+        named = FEATURES | {"kwargs_data": data}
+        stack.render.features = named
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": named}
+        for response in (await ask(stack, mm_payload="none"), await stack.http.post(GENERATE, json=asked)):
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "features"
+            assert "mm_payload" in response.json()["error"]["message"]
+        assert shown(stack) == []
+        await stack.settled()
+
+
+async def test_features_that_do_not_fit_the_prompt_are_renders_fault(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.render.features = FEATURES | {"mm_placeholders": {"image": [{"offset": 4, "length": 2}]}}
+        assert (await ask(stack)).status_code == 502
+        assert shown(stack) == []
+        await stack.settled()
+
+
+async def test_a_turn_with_images_is_not_gone_on_from(launch: Launch) -> None:
+    """Render takes no continuation beside images, and the history shows them in every later turn."""
+    async with launch() as stack:
+        stack.render.features = FEATURES
+        for _ in range(2):
+            answer = (await ask(stack, conversation_id="c")).json()
+            assert answer["continuation"]["reason"] == "unknown_conversation"
+        assert [body.get("continuation") for body in stack.render.requests[f"{CHAT}/render"]] == [None, None]
+        await stack.settled()
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_features_of_clients_are_taken_where_the_settings_say_so(launch: Launch, taken: bool) -> None:
+    async with launch(settings={"policy": {"client_features": taken}}) as stack:
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": FEATURES}
+        response = await stack.http.post(GENERATE, json=asked | {"return_token_ids": True})
+        if taken:
+            assert response.json()["mm_placeholders"] == FEATURES["mm_placeholders"]
+            assert shown(stack) == [FEATURES, FEATURES]
+        else:
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == "features"
+            assert shown(stack) == []
+        await stack.settled()
+
+
+async def test_an_image_of_many_bytes_passes(launch: Launch) -> None:
+    """A picture of 3840 by 2160 is about 20 MB on its way to an engine."""
+    async with launch() as stack:
+        large = FEATURES | {"kwargs_data": {"image": ["A" * (20 << 20), "cGl4ZWxz"]}}
+        stack.render.features = large
+        assert (await ask(stack)).status_code == 200
+        assert json.dumps(shown(stack)) == json.dumps([large, large])
+        await stack.settled()

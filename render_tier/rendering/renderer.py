@@ -17,7 +17,7 @@ from render_tier.model.engines import EngineSlot, FastEngine
 from render_tier.protocol import responses_as_chat
 from render_tier.protocol.anthropic import CountTokensRequest, MessagesRequest
 from render_tier.protocol.anthropic_as_chat import as_chat
-from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.completions import CompletionRequest, Prompt
 from render_tier.protocol.errors import BadRequest, NotFound
 from render_tier.protocol.generate import ContinuationReport, GenerateRequest, StreamOptions
@@ -138,10 +138,19 @@ class Renderer:
         """Whether there is anything that turns messages into a prompt."""
         return self._native is not None or self._assets.chat_template is not None
 
-    def image_parts(self, messages: Sequence[Mapping[str, Any]]) -> list[ImagePart]:
+    def image_parts(
+        self, request: ChatTemplateFields | MessagesRequest | ResponsesRequest
+    ) -> list[ImagePart]:
         """The images that a request needs to be rendered with; none for a text model, which refuses them
-        itself. Raises BadRequest."""
-        return image_parts(messages) if self._vision is not None else []
+        itself. They are named by their places in the chat that a request of another kind becomes. Raises
+        BadRequest."""
+        if self._vision is None:
+            return []
+        if isinstance(request, MessagesRequest):
+            request = self._messages_chat(request)
+        elif isinstance(request, ResponsesRequest):
+            request = self._responses_chat(request)
+        return image_parts(request.messages)
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""
@@ -188,7 +197,7 @@ class Renderer:
             fingerprint=self._assets.fingerprint,
         )
 
-    def render_responses(self, request: ResponsesRequest) -> Rendered:
+    def render_responses(self, request: ResponsesRequest, *, images: Sequence[PromptImage] = ()) -> Rendered:
         """Raises ApiError."""
         self.check_model(request.model)
         if request.previous_response_id is not None:
@@ -199,14 +208,9 @@ class Renderer:
                 type="invalid_request_error",
             )
         self._sampling.check_asked(request.max_output_tokens, "max_output_tokens")
-        joined = self._native is None or self._native.joins_parts
-        if not joined and request.previous_input_messages:
-            raise BadRequest(
-                "previous_input_messages is not supported. Send the history as items of `input`.",
-                param="previous_input_messages",
-            )
-        chat = responses_as_chat.as_chat(request, joined=joined)
-        rendered = self._render(chat, request.request_id or f"resp_{self._new_id()}", "max_output_tokens")
+        chat = self._responses_chat(request)
+        name = request.request_id or f"resp_{self._new_id()}"
+        rendered = self._render(chat, name, "max_output_tokens", images)
         generate = rendered.request
         generate.reasoning_ended = None
         generate.kv_transfer_params = chat.kv_transfer_params
@@ -224,7 +228,7 @@ class Renderer:
         self._prompts.check_fields(request)
         refuse_media_options(request)
         if not images:
-            self._refuse_images(request.messages)
+            self._refuse_images(request)
         elif request.continuation is not None:
             raise BadRequest("continuation is not supported beside images", param="continuation")
         self._continued.check(request)
@@ -264,15 +268,32 @@ class Renderer:
             generate.warnings = warnings
         return Rendered(generate, prompt.ids)
 
-    def render_messages(self, request: MessagesRequest, *, request_id: str | None = None) -> Rendered:
+    def _responses_chat(self, request: ResponsesRequest) -> ChatCompletionRequest:
+        joined = self._native is None or self._native.joins_parts
+        if not joined and request.previous_input_messages:
+            raise BadRequest(
+                "previous_input_messages is not supported. Send the history as items of `input`.",
+                param="previous_input_messages",
+            )
+        return responses_as_chat.as_chat(request, joined=joined)
+
+    def render_messages(
+        self,
+        request: MessagesRequest,
+        *,
+        request_id: str | None = None,
+        images: Sequence[PromptImage] = (),
+    ) -> Rendered:
         """Raises ApiError."""
-        chat = as_chat(request, merge_inline_system=self._merges_inline_system)
-        return self.render_chat(chat, request_id=request_id)
+        return self.render_chat(self._messages_chat(request), request_id=request_id, images=images)
+
+    def _messages_chat(self, request: CountTokensRequest) -> ChatCompletionRequest:
+        return as_chat(request, merge_inline_system=self._merges_inline_system)
 
     def count_tokens(self, request: CountTokensRequest) -> int:
         """Of the prompt that the request renders to. Raises ApiError."""
-        chat = as_chat(request, merge_inline_system=self._merges_inline_system)
-        self._refuse_images(chat.messages)
+        chat = self._messages_chat(request)
+        self._refuse_images(chat)
         self.check_model(chat.model)
         self._check_tool_choice(chat)
         self._prompts.check_fields(chat)
@@ -314,7 +335,7 @@ class Renderer:
         if isinstance(request, TokenizeChatRequest):
             self._prompts.check_trust(request)
             refuse_media_options(request)
-            self._refuse_images(request.messages)
+            self._refuse_images(request)
             ids = self._prompts.ids(request)
         else:
             ids = self._encoder.plain_ids(request.prompt, add_special_tokens=request.add_special_tokens)
@@ -334,12 +355,12 @@ class Renderer:
                 f"The model `{model[:200]}` does not exist. Valid aliases: {aliases}.", param="model"
             )
 
-    def _refuse_images(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises BadRequest where a model that takes images has none for those of the messages."""
-        parts = self.image_parts(messages)
+    def _refuse_images(self, request: ChatTemplateFields) -> None:
+        """Raises BadRequest for images at an endpoint that does not take them."""
+        parts = self.image_parts(request)
         if parts:
             raise BadRequest(
-                f"{parts[0].param}: images are taken by /v1/chat/completions/render only",
+                f"{parts[0].param}: images are taken by the endpoints that render, without `explain`",
                 param=parts[0].param,
             )
 

@@ -23,6 +23,7 @@ from render_tier.protocol.responses_request import ResponsesRequest
 from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
 from render_tier.protocol.validation import decode_object
 from render_tier.rendering.image_parts import ImagePart
+from render_tier.rendering.rendered import Rendered
 from render_tier.server.metrics import Metrics
 from render_tier.server.replies import Reply
 from render_tier.server.service import Service
@@ -98,23 +99,33 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         check_lengths(data, bounds)
         return data
 
-    def render_chat(
-        service: Service, body: bytes, request_id: str | None, *, compact: bool = False
+    def reply(
+        service: Service,
+        request: ChatCompletionRequest | MessagesRequest | ResponsesRequest,
+        render: Callable[..., Rendered],
+        *,
+        compact: bool = False,
     ) -> Reply | NeedsImages:
-        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        renderer = service.renderer
+        """``render`` takes the request's ``images``, where it has some."""
 
-        def finish(images: Sequence[PromptImage] = ()) -> Reply:
-            rendered = renderer.render_chat(request, request_id=request_id, images=images)
+        def finish(**images: Sequence[PromptImage]) -> Reply:
+            rendered = render(**images)
             _count_prompt(metrics, len(rendered.ids))
             headers = ((TOKEN_IDS_HEADER, COMPACT),) if compact else ()
             return _rendered(service, rendered.encode(compact=compact), *headers)
 
-        parts = renderer.image_parts(request.messages)
+        parts = service.renderer.image_parts(request)
         if not parts:
             return finish()
-        renderer.check_model(request.model)
-        return NeedsImages(parts, finish)
+        service.renderer.check_model(request.model)
+        return NeedsImages(parts, lambda images: finish(images=images))
+
+    def render_chat(
+        service: Service, body: bytes, request_id: str | None, *, compact: bool = False
+    ) -> Reply | NeedsImages:
+        request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
+        render = partial(service.renderer.render_chat, request, request_id=request_id)
+        return reply(service, request, render, compact=compact)
 
     def explain_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
@@ -130,17 +141,14 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
             _count_prompt(metrics, len(one.token_ids))
         return _rendered(service, msgspec.json.encode(generate))
 
-    def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply:
+    def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply | NeedsImages:
         request = MessagesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        rendered = service.renderer.render_messages(request, request_id=request_id)
-        _count_prompt(metrics, len(rendered.ids))
-        return _rendered(service, rendered.encode())
+        render = partial(service.renderer.render_messages, request, request_id=request_id)
+        return reply(service, request, render)
 
-    def render_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
+    def render_responses(service: Service, body: bytes, _request_id: str | None) -> Reply | NeedsImages:
         request = ResponsesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        rendered = service.renderer.render_responses(request)
-        _count_prompt(metrics, len(rendered.ids))
-        return _rendered(service, rendered.encode())
+        return reply(service, request, partial(service.renderer.render_responses, request))
 
     def count_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
         count = service.renderer.count_tokens(CountTokensRequest.parse_count(read(body)))

@@ -172,7 +172,27 @@ async def test_other_endpoints_say_where_images_are_taken(serve: Any) -> None:
     for path in ("/tokenize", f"{PATH}?explain=true"):
         response = await server.client.post(path, json=chat(part(SMALL)))
         assert response.status_code == 400
-        assert "images are taken by" in response.json()["error"]["message"]
+        assert "images are taken by the endpoints that render" in response.json()["error"]["message"]
+
+
+async def test_messages_and_responses_render_as_their_chat_does(serve: Any) -> None:
+    server = await serve()
+    url = part(SMALL)["image_url"]["url"]
+    asked = {"model": "m", "max_tokens": 8}
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    blocks = [{"type": "image", "source": source}, text("What is it?")]
+    items = [
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+        {"type": "input_text", "text": "What is it?"},
+    ]
+    expected = (await server.render(chat(part(SMALL), text("What is it?")))).json()
+    for path, body in (
+        ("/v1/messages/render", {"messages": [{"role": "user", "content": blocks}], **asked}),
+        ("/v1/responses/render", {"input": [{"type": "message", "role": "user", "content": items}]}),
+    ):
+        answer = (await server.client.post(path, json=body)).json()
+        assert answer["token_ids"] == expected["token_ids"], path
+        assert answer["features"] == expected["features"], path
 
 
 async def test_limits(serve: Any) -> None:

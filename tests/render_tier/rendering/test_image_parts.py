@@ -1,0 +1,103 @@
+"""Images in messages: found in order, and shown to templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from render_tier.protocol.errors import BadRequest
+from render_tier.rendering.conversation import to_conversation
+from render_tier.rendering.image_parts import ImageMarks, ImagePart, image_parts
+from render_tier.rendering.settings import ContentFormat
+
+MARKS = ImageMarks("<mark><pad></mark>", "<pad>")
+IMAGE = {"type": "image_url", "image_url": {"url": "u"}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def shown(*parts: Any, form: ContentFormat, marks: ImageMarks = MARKS) -> Any:
+    (message,) = to_conversation(
+        [user(*parts)], form, model="m", strict_history=False, warnings=[], marks=marks
+    )
+    return message["content"]
+
+
+def test_images_are_found_in_the_order_of_the_prompt() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        user(text("a"), IMAGE, "b", {"image_url": "v"}),
+        {"role": "assistant", "content": None},
+        user({"type": "input_image", "image_url": "w"}, {**IMAGE, "uuid": 7}),
+    ]
+    assert image_parts(messages) == [
+        ImagePart("messages.1.content.1.image_url", "u"),
+        ImagePart("messages.1.content.3.image_url", "v"),
+        ImagePart("messages.3.content.0.image_url", "w"),
+        ImagePart("messages.3.content.1.image_url", "u", "7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {}}, "needs a `url`"),
+        ({"type": "image_url", "image_url": {"url": 5}}, "needs a `url`"),
+        ({"type": "image_url"}, "needs a `url`"),
+        ({"image_url": ""}, "needs a `url`"),
+        ({"image_url": None, "uuid": "x"}, "not kept by their uuid"),
+        ({**IMAGE, "uuid": "x" * 257}, "longer than 256"),
+        ({"type": "image_pil", "image_pil": "x"}, "'image_pil' parts are not supported"),
+        ({"audio_url": "x"}, "'audio_url' parts are not supported"),
+        ({"type": "video_embeds", "video_embeds": "x"}, "'video_embeds' parts are not supported"),
+    ],
+)
+def test_refused(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
+        image_parts([user(text("a"), part)])
+    assert (caught.value.param or "").startswith("messages.0.content.1")
+
+
+def test_template_that_takes_parts_is_shown_where_images_are() -> None:
+    assert shown(text("a"), {**IMAGE, "size": "large"}, "b", form="openai") == [
+        text("a"),
+        {"type": "image", "size": "large"},
+        text("b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((text("a"), IMAGE, text("b")), "<mark><pad></mark>\na\nb"),
+        ((IMAGE, IMAGE), "<mark><pad></mark>\n<mark><pad></mark>"),
+        ((text("a <mark><pad></mark> b"), IMAGE), "a <mark><pad></mark> b"),
+        ((text("a <mark><pad></mark> b"), IMAGE, IMAGE), "<mark><pad></mark>\na <mark><pad></mark> b"),
+        ((text("a"), text("b")), "a\nb"),
+    ],
+)
+def test_content_as_one_string_has_marks_in_front_or_where_its_text_has_them(
+    parts: tuple[Any, ...], expected: str
+) -> None:
+    assert shown(*parts, form="string") == expected
+
+
+def test_more_marks_than_images() -> None:
+    with pytest.raises(BadRequest, match="Found more"):
+        shown(text("<mark><pad></mark> <mark><pad></mark>"), IMAGE, form="string")
+
+
+@pytest.mark.parametrize("part", [text("see <pad>"), "see <pad>"])
+def test_text_that_spells_the_place_of_an_image(part: Any) -> None:
+    with pytest.raises(BadRequest, match="taken for the place of an image"):
+        shown(IMAGE, part, form="openai")
+    as_text = ImageMarks(MARKS.text, MARKS.token, literal_is_text=True)
+    assert shown(IMAGE, part, form="openai", marks=as_text)[1] == text("see <pad>")
+    assert shown(part, form="openai") == [text("see <pad>")]

@@ -22,7 +22,7 @@ LEASES = "embedded:leases_held"
 
 def metric(url: str, name: str) -> float:
     """The sum of a metric's samples."""
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=60).text)
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 

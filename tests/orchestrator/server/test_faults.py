@@ -334,7 +334,7 @@ async def test_decode_dying_mid_stream_is_an_error_event_and_a_closed_stream(
 
 
 async def test_the_error_event_is_followed_by_done(launch: Launch) -> None:
-    async with launch(pace=0.02) as stack:
+    async with launch(pace=0.3) as stack:  # the first token is shown before the answer breaks off
         stack.decode[0].faults[GENERATE].append(HalfClose(2))
         body = {"messages": MESSAGES, "max_tokens": 9, "stream": True}
         lines = (await stack.http.post("/v1/chat/completions", json=body)).text.strip().split("\n\n")

@@ -112,7 +112,7 @@ async def test_new_settings_are_taken_while_streams_go_on(tmp_path: Path) -> Non
         assert all(answer.count("t1") == 12 and "[DONE]" in answer for answer in answers)
         while children(server.pid) & before or len(children(server.pid)) != 2:
             await asyncio.sleep(0.02)
-        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=60) as client:
             while True:
                 try:
                     refused = await client.post(CHAT, json=ASK)
@@ -162,7 +162,7 @@ async def test_a_worker_that_exits_takes_nothing_from_the_others(tmp_path: Path)
 async def test_sigterm_closes_the_port_and_gives_running_streams_their_grace(
     tmp_path: Path, count: int
 ) -> None:
-    async with workers(tmp_path, count, 0.1, grace=3.0) as (server, decode, _config):
+    async with workers(tmp_path, count, 0.2, grace=8.0) as (server, decode, _config):
         running = [asyncio.create_task(ask(server)) for _ in range(4)]
         endless = asyncio.create_task(ask(server, max_tokens=100_000))
         while len(decode.requests[GENERATE]) < 5:

@@ -19,7 +19,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi " * 2000}], "max_tokens": 5
 
 def test_one_process(smollm2_dir: Path, tmp_path: Path) -> None:
     server = render_tier_server(smollm2_dir, "--served-model-name", "a", "b", log_dir=tmp_path)
-    with server, httpx.Client(base_url=server.url, trust_env=False) as client:
+    with server, httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["a", "b"]
         first = client.post(CHAT, json=BODY)
         assert first.status_code == 200
@@ -35,7 +35,7 @@ def test_one_process(smollm2_dir: Path, tmp_path: Path) -> None:
 
 def test_request_in_progress_is_finished_before_the_process_ends(smollm2_dir: Path, tmp_path: Path) -> None:
     server = render_tier_server(smollm2_dir, log_dir=tmp_path)
-    with server, httpx.Client(base_url=server.url, trust_env=False) as client:
+    with server, httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         body = json.dumps(BODY).encode()
 
         def slowly() -> object:
@@ -53,9 +53,9 @@ def test_workers_share_the_load_and_the_metrics(smollm2_dir: Path, tmp_path: Pat
     server = render_tier_server(smollm2_dir, "--workers", "2", log_dir=tmp_path)
     with server:
         for _ in range(8):  # a new connection each time: the kernel picks the worker
-            response = httpx.post(server.url + CHAT, json=BODY, trust_env=False)
+            response = httpx.post(server.url + CHAT, json=BODY, trust_env=False, timeout=60)
             assert response.status_code == 200
-        metrics = httpx.get(server.url + "/metrics", trust_env=False).text
+        metrics = httpx.get(server.url + "/metrics", trust_env=False, timeout=60).text
         assert f'render_tier_requests_total{{route="{CHAT}",status="200"}} 8.0' in metrics
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert len(children) == 2

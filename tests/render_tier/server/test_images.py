@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from render_tier.server.app import RenderApp
 from render_tier.server.service import Service
 from tests.support import vision_models
 from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text
+from tests.support.image_origin import ok, origin
 from tests.support.images import file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
 
@@ -221,6 +223,39 @@ async def test_files_are_read_below_the_directory(serve: Any, tmp_path: Path) ->
     )
     by_data = await server.render(chat(part(SMALL)))
     assert by_file.json()["features"] == by_data.json()["features"]
+
+
+async def test_images_are_fetched_where_their_network_is_allowed(serve: Any) -> None:
+    server = await serve(allowed_media_networks=("127.0.0.0/8",), image_cache_bytes=0)
+    by_data = (await server.render(chat(part(SMALL), part(SMALL)))).json()
+    async with origin(lambda path: ok(SMALL if path == "/a.png" else b"<html>")) as (port, heads):
+        url = f"http://127.0.0.1:{port}"
+        remote = [{"type": "image_url", "image_url": {"url": f"{url}/a.png"}}] * 2
+        assert (await server.render(chat(*remote))).json()["features"] == by_data["features"]
+        page = {"type": "image_url", "image_url": {"url": f"{url}/page"}}
+        status, error = await server.error(chat(text("a"), page))
+    assert (status, error["param"]) == (400, "messages.0.content.1.image_url")
+    assert len(heads) == 3
+
+
+async def test_requests_without_images_wait_for_none(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await serve(image_cache_bytes=0)
+    preparation = server.app.runtime.service.images.vision.preparation
+    go_on, prepare = threading.Event(), preparation.prepare
+
+    def held(loaded: Any) -> Any:
+        go_on.wait(60)
+        return prepare(loaded)
+
+    monkeypatch.setattr(preparation, "prepare", held)
+    waiting = [
+        asyncio.create_task(server.render(chat(part(file(picture(50, 40, seed=seed)))))) for seed in range(20)
+    ]
+    answers = [await server.render(chat(text("Hi"))) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert not any(task.done() for task in waiting)
+    go_on.set()
+    assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
 
 
 async def test_pixels_normalized_for_engines_that_do_not(serve: Any) -> None:

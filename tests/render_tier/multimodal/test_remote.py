@@ -12,6 +12,7 @@ from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
 from render_tier.multimodal.sources import SourceRefused
 from tests.support.image_origin import ok, origin, redirect
+from tests.support.images import LOCAL
 
 LOOPBACK = networks(["127.0.0.0/8"])
 IMAGE = b"\xff\xd8picture" * 100
@@ -87,7 +88,7 @@ async def test_redirects_are_followed_and_checked() -> None:
         "/next": redirect("/image", "308 Permanent Redirect"),
         "/image": ok(IMAGE),
         "/inside": redirect("http://inside.test/secret"),
-        "/file": redirect("file:///etc/passwd"),
+        "/file": redirect(f"{LOCAL}/etc/passwd"),
         "/loop": redirect("/loop"),
     }
     resolve = names(host="127.0.0.1", inside="10.0.0.1")

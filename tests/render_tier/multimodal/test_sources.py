@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, read_local
-from tests.support.images import data_url
+from tests.support.images import LOCAL, data_url
 
 ANY = SourceRules(max_bytes=100)
 
@@ -32,7 +32,7 @@ def test_data_url() -> None:
         (data_url(b"x" * 10_000), "larger than 100 bytes"),
         ("ftp://host/x", "HTTP, data or file"),
         ("picture.png", "HTTP, data or file"),
-        ("file:///etc/hostname", "allowed-local-media-path"),
+        (f"{LOCAL}/etc/hostname", "allowed-local-media-path"),
     ],
 )
 def test_refused(url: str, message: str) -> None:
@@ -62,8 +62,8 @@ def rules(tmp_path: Path) -> SourceRules:
 
 
 def test_file_below_the_directory(rules: SourceRules) -> None:
-    assert read_local(f"file://{rules.directory}/below/a%20b.png", rules) == b"picture"
-    assert read_local(f"file://{rules.directory}/below/../below/a b.png", rules) == b"picture"
+    assert read_local(f"{LOCAL}{rules.directory}/below/a%20b.png", rules) == b"picture"
+    assert read_local(f"{LOCAL}{rules.directory}/below/../below/a b.png", rules) == b"picture"
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_file_below_the_directory(rules: SourceRules) -> None:
 )
 def test_file_that_may_not_be_read(rules: SourceRules, path: str, message: str) -> None:
     with pytest.raises(SourceRefused, match=message):
-        read_local(f"file://{rules.directory}/{path}", rules)
+        read_local(f"{LOCAL}{rules.directory}/{path}", rules)

@@ -20,7 +20,7 @@ from render_tier.server.service import Service
 from tests.support import vision_models
 from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text
 from tests.support.image_origin import ok, origin
-from tests.support.images import file, picture
+from tests.support.images import LOCAL, file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
 
 SMALL = file(picture(64, 48))
@@ -139,7 +139,7 @@ def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Servi
             *(422, "messages.0.content.0.image_url", "cannot be resolved"),
         ),
         (
-            chat({"type": "image_url", "image_url": {"url": "file:///etc/hostname"}}),
+            chat({"type": "image_url", "image_url": {"url": f"{LOCAL}/etc/hostname"}}),
             *(400, "messages.0.content.0.image_url", "allowed-local-media-path"),
         ),
         (
@@ -219,7 +219,7 @@ async def test_files_are_read_below_the_directory(serve: Any, tmp_path: Path) ->
     (tmp_path / "a.png").write_bytes(SMALL)
     server = await serve(allowed_local_media_path=str(tmp_path))
     by_file = await server.render(
-        chat({"type": "image_url", "image_url": {"url": f"file://{tmp_path}/a.png"}})
+        chat({"type": "image_url", "image_url": {"url": f"{LOCAL}{tmp_path}/a.png"}})
     )
     by_data = await server.render(chat(part(SMALL)))
     assert by_file.json()["features"] == by_data.json()["features"]

@@ -80,6 +80,9 @@ test-vllm: models ## the tests against a real vLLM
 bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine, bench-pd_real
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)
 
+bench-goodput bench-autoscale: models ## goodput of engines apart and together; render tiers scaled behind HAProxy
+	$(BIN)/python -m $(@:bench-%=benchmarks.%) $(ARGS)
+
 test-manifest: venv ## write down which tests must exist (tests/expected*.json); CI fails when one is missing
 	$(BIN)/pytest -q --collect-only --write-expected-tests tests/expected_tests.json >/dev/null
 	$(BIN)/pytest -q --collect-only -m vllm tests/vllm --write-expected-tests tests/expected_vllm_tests.json >/dev/null

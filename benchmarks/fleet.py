@@ -97,6 +97,8 @@ class _Engine:
         self._steps = 0
         self._done: list[_Sequence] = []
         """Whose prompt ends with this step."""
+        self._fresh: list[_Sequence] = []
+        """Which have not seen a step yet."""
         self._length = 0.0
         self.stepping = False
 
@@ -139,6 +141,7 @@ class _Engine:
         sequence.ends = self._steps + tokens
         self._context += sequence.asked.prompt
         heapq.heappush(self._running, (sequence.ends, id(sequence), sequence))
+        self._fresh.append(sequence)
 
     def end(self, now: float) -> None:
         """A token for everybody."""
@@ -148,8 +151,9 @@ class _Engine:
         if count and self._run.since <= now < self._run.until:
             self._run.sequence_seconds += self._length * count
             self._run.gaps.append((self._length, count))
-        for _, _, sequence in self._running:
+        for sequence in self._fresh:
             sequence.first = sequence.first or now
+        self._fresh.clear()
         while self._running and self._running[0][0] <= self._steps:
             sequence = heapq.heappop(self._running)[2]
             self._context -= sequence.asked.prompt + sequence.asked.output

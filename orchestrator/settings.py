@@ -186,8 +186,8 @@ class PolicySettings(Section):
     engine_capabilities: frozenset[Capability] = frozenset()
     """What the engines can beyond plain sampling. Requests that need anything else are refused (400)."""
     client_features: bool = False
-    """Whether clients of token IDs may send ``features`` of images. Engines trust what is in them: a tensor
-    of a wrong shape may end a vLLM."""
+    """Whether clients of token IDs may send ``features`` of images. Engines compute from the tensors in
+    them as they are."""
     vocab_size: Count | None = None
     """When set, prompt IDs are checked against it before an engine sees them."""
 
@@ -197,6 +197,9 @@ class Limits(Section):
     """Of a client's request. Derender gets it once more together with the prompt's IDs and output, so this
     stays below the render tier's own bound (``max_body_bytes``, 32 MiB)."""
     reply_bytes: Count = 256 * 2**20
+    features_bytes: Count = 2 * 2**30
+    """Of the images of all requests under way in a process, which are kept to be sent again; what does not
+    fit is refused (503)."""
     event_bytes: Count = 64 * 2**20
     """One server-sent event, or one JSON reply, of a decode engine."""
     error_bytes: Count = 64 * 2**10

@@ -61,6 +61,10 @@ class RenderedPrompt:
     """Some item of the media is there by name only."""
 
     @property
+    def features_bytes(self) -> int:
+        return memoryview(self.fields["features"]).nbytes if self.media else 0
+
+    @property
     def choices(self) -> int:
         n = self.sampling.get("n", 1)
         return n if isinstance(n, int) and n >= 1 else 1

@@ -69,8 +69,7 @@ def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...
 
 
 def lacks_data(features: Features | None) -> bool:
-    """Whether some item is named only: engines would have to have it already, and one that keeps no items
-    ends over it."""
+    """Whether some item is named only: engines would have to have it already."""
     if features is None:
         return False
     data = features.kwargs_data

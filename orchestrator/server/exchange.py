@@ -38,7 +38,7 @@ from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.output import OutputPump, Reader
-from orchestrator.server.planning import goes_through_prefill, require_servable
+from orchestrator.server.planning import goes_through_prefill, require_memory, require_servable
 from orchestrator.server.recording import Recording
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
@@ -91,6 +91,7 @@ class Exchange:
         self._request = request
         self._place = services.admission.place("requests", request.who)
         self._prompts: list[legs.RenderedPrompt] = []
+        self._features_bytes = 0
         self._render_attempts = 0
         self._render_tried: set[str] = set()
         self._render_task: asyncio.Task[None] | None = None
@@ -259,6 +260,10 @@ class Exchange:
         prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
         self._prompts = prompts
         require_servable(self.services, prompts)
+        size = sum(prompt.features_bytes for prompt in prompts)
+        require_memory(self.services, size)
+        self._features_bytes = size
+        self.services.integrity.features_bytes += size
         if self._conversation is not None:
             self._conversation.rendered(prompts[0])
         self.streaming = prompts[0].stream
@@ -364,6 +369,7 @@ class Exchange:
         self._deadline_timer.cancel()
         self._place.leave()
         self.services.integrity.in_flight -= 1
+        self.services.integrity.features_bytes -= self._features_bytes
         self.services.exchanges.discard(self)
         self._report()
         # They know this object. Without the circle a request is freed at its end, else by a collection of

@@ -23,6 +23,8 @@ class Integrity:
     """Open HTTP exchanges with hops."""
     session_streams: int = 0
     """Streams open in derender sessions."""
+    features_bytes: int = 0
+    """Of the images of requests under way, as render gave them."""
     tasks: int = 0
     """Tasks that work on requests or clean up after them."""
 

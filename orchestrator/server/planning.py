@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.core.legs import RenderedPrompt, out_of_vocabulary, unsupported_feature
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
-from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.errors import BadRequest, PayloadTooLarge, Unavailable
 
 
 def require_servable(services: Services, prompts: Sequence[RenderedPrompt]) -> None:
@@ -25,13 +25,22 @@ def require_servable(services: Services, prompts: Sequence[RenderedPrompt]) -> N
                 param=feature,
             )
         if prompt.lacks_data:
-            # vLLM looks into its cache for them; without one it ends.
+            # vLLM takes them from its cache, if they are in it; which one has what is not known here.
             raise BadRequest(
                 "engines need the data of every image: leave out mm_payload, and send features with their"
                 " kwargs_data",
                 param="features",
             )
         _require_room(services, prompt)
+
+
+def require_memory(services: Services, features_bytes: int) -> None:
+    """Raises ``ApiError`` where so many bytes of images do not fit beside those of the requests under way."""
+    most = services.settings.limits.features_bytes
+    if features_bytes > most:
+        raise PayloadTooLarge(f"the images take {features_bytes} bytes, which exceeds the limit of {most}")
+    if services.integrity.features_bytes + features_bytes > most:
+        raise Unavailable("too many images are under way")
 
 
 def _require_room(services: Services, prompt: RenderedPrompt) -> None:

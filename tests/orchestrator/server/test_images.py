@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -56,7 +57,7 @@ async def test_a_leg_that_is_tried_again_has_the_images_again(launch: Launch) ->
 
 @pytest.mark.parametrize("data", [None, {"image": ["cGl4ZWxz", None]}], ids=["none", "of one"])
 async def test_images_without_their_data_reach_no_engine(launch: Launch, data: Any) -> None:
-    """vLLM looks into its cache for what is only named, and ends where it keeps none."""
+    """vLLM takes what is only named from its cache, and answers a miss like a fault of its own."""
     async with launch(settings={"policy": {"client_features": True}}) as stack:
         named = FEATURES | {"kwargs_data": data}
         stack.render.features = named
@@ -110,4 +111,25 @@ async def test_an_image_of_many_bytes_passes(launch: Launch) -> None:
         stack.render.features = large
         assert (await ask(stack)).status_code == 200
         assert json.dumps(shown(stack)) == json.dumps([large, large])
+        await stack.settled()
+
+
+async def test_images_under_way_are_bounded(launch: Launch) -> None:
+    size = len(json.dumps(FEATURES))
+    async with launch(settings={"limits": {"features_bytes": size * 3 // 2}}) as stack:
+        stack.render.features = FEATURES
+        stack.decode[0].hold.clear()
+        first = asyncio.create_task(ask(stack))
+        await stack.decode[0].waiting.wait()
+        second = await ask(stack)
+        assert (second.status_code, second.json()["error"]["message"]) == (
+            503,
+            "too many images are under way",
+        )
+        assert second.headers["retry-after"]
+        stack.decode[0].hold.set()
+        assert (await first).status_code == 200
+        assert (await ask(stack)).status_code == 200
+        stack.render.features = FEATURES | {"kwargs_data": {"image": ["A" * size, "cGl4ZWxz"]}}
+        assert (await ask(stack)).status_code == 413
         await stack.settled()

@@ -40,8 +40,9 @@ class ProcessedImage:
     arrays: Arrays
     """One item's share of what the model's processor returns, by the processor's names (`pixel_values`,
     `image_grid_thw`, ...), with the shapes of vLLM's per-item slice: a field that vLLM batches has lost its
-    first axis. Floats are float32: the cast to the model's dtype (bfloat16) belongs to whoever encodes them
-    for an engine, as vLLM casts after the processor and hashes before it. Integers are int64."""
+    first axis. Pixels are float32, or uint8 with `do_rescale` and `do_normalize` off: the cast to the model's
+    type (bfloat16) belongs to whoever encodes them for an engine, as vLLM casts after the processor. Integers
+    are int64."""
     width: int
     """Of the decoded image that was given."""
     height: int

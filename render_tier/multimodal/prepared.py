@@ -7,8 +7,6 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-import numpy as np
-
 from render_tier.multimodal.decoding import CONVERSION, OpenedImage
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
@@ -119,11 +117,8 @@ class ImagePreparation:
         pixels, converted = loaded.opened.pixels()
         processed = self._processor.process(pixels)
         layout = self._processor.layout(processed.width, processed.height)
-        arrays = dict(processed.arrays)
-        if self._as_bytes:
-            arrays["pixel_values"] = arrays["pixel_values"].astype(np.uint8)
         image = PreparedImage(
-            encode_item(arrays, self.family, self._float_type),
+            encode_item(processed.arrays, self.family, self._float_type),
             self.family.replacement(layout),
             image_hash(loaded.data, model=self._model, conversion=CONVERSION if converted else None),
         )

@@ -17,7 +17,7 @@ from render_tier.multimodal.placeholders import Range, expand
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
 from render_tier.multimodal.processors.choice import image_processor
 
-UNCHANGED = {"do_rescale": False, "image_mean": (0, 0, 0), "image_std": (1, 1, 1)}
+UNCHANGED = {"do_rescale": False, "do_normalize": False}
 """Processor settings with which pixels keep their values."""
 FLOAT_TYPES: Mapping[str, FloatType] = {"bfloat16": "bfloat16", "float16": "float16"}
 

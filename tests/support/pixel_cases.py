@@ -194,6 +194,8 @@ EXTREME_SIZES = {
     "llava_next": [(1, 300)],
 }
 """By model, images that it takes only just or refuses, and such as are shrunk by more than eight."""
+AS_BYTES = {"do_rescale": False, "do_normalize": False}
+"""With which a processor returns the resized image itself, as bytes."""
 OVERRIDDEN_SIZES = ((3, 5), (500, 333), (90, 640))
 KINDS = ("noise", "extremes", "gradient")
 
@@ -224,7 +226,7 @@ def cases() -> Iterator[Case]:
             yield Case(model, {}, KINDS[number % len(KINDS)], width, height)
         for width, height in (*LARGE_SIZES, *EXTREME_SIZES[model]):
             yield Case(model, {}, "extremes", width, height)
-        for overrides in OVERRIDES[model]:
+        for overrides in (*OVERRIDES[model], AS_BYTES):
             for width, height in OVERRIDDEN_SIZES:
                 yield Case(model, overrides, "noise", width, height)
 

@@ -20,7 +20,7 @@ from render_tier.multimodal.processors.settings import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    Normalization,
+    Finish,
     Settings,
     digest,
 )
@@ -43,7 +43,7 @@ _TALLEST_BAND = 64
 @dataclass(frozen=True, slots=True)
 class GotOcr2Processor:
     filter: Filter
-    normalization: Normalization
+    finish: Finish
     tile_height: int
     tile_width: int
     tiled: bool
@@ -63,15 +63,15 @@ class GotOcr2Processor:
         fewest, most = settings.count("min_patches"), settings.count("max_patches")
         if most > MOST_TILES:
             raise settings.wrong("max_patches")
-        kind, normalization = settings.filter(), settings.normalization()
+        kind, finish = settings.filter(), settings.finish()
         name = digest(
             "got_ocr2",
             filter=kind,
-            normalization=normalization.summary(),
+            finish=finish.summary(),
             tile=[size.height, size.width],
             tiles=[fewest, most] if tiled else None,
         )
-        return cls(kind, normalization, size.height, size.width, tiled, fewest, most, name)
+        return cls(kind, finish, size.height, size.width, tiled, fewest, most, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         columns, rows = self._grid(width, height) if self.tiled else (1, 1)
@@ -101,7 +101,7 @@ class GotOcr2Processor:
         height, width, _ = image.shape
         layout = self.layout(width, height)
         rows, columns = layout.tile_rows, layout.tile_columns
-        pixels = np.empty((layout.tiles, 3, self.tile_height, self.tile_width), np.float32)
+        pixels = np.empty((layout.tiles, 3, self.tile_height, self.tile_width), self.finish.dtype)
         self._cut(image, pixels[: rows * columns].reshape(rows, columns, *pixels.shape[1:]))
         if layout.tiles > rows * columns:
             self._cut(image, pixels[None, -1:])
@@ -115,8 +115,7 @@ class GotOcr2Processor:
         bands = resized_bands(image, rows * height, columns * width, self.filter, band=tall)
         for number, band in enumerate(bands):
             row, top = divmod(number * tall, height)
-            self.normalization.apply(band, band)
-            cut = band.reshape(tall, 3, columns, width).transpose(2, 1, 0, 3)
+            cut = self.finish.finished(band).reshape(tall, 3, columns, width).transpose(2, 1, 0, 3)
             tiles[row, :, :, top : top + tall] = cut
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from render_tier.multimodal.item import Arrays, ImageLayout, ProcessedImage
 from render_tier.multimodal.processors.kernel_weights import Filter
 from render_tier.multimodal.processors.resampling import resized_bands
-from render_tier.multimodal.processors.settings import Normalization, Settings, digest
+from render_tier.multimodal.processors.settings import Finish, Settings, digest
 from render_tier.multimodal.processors.standard import CLIP_DEFAULTS
 
 DEFAULTS: dict[str, Any] = {
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class LlavaNextProcessor:
     filter: Filter
-    normalization: Normalization
+    finish: Finish
     side: int
     """Of a tile, and of the overview."""
     resolutions: tuple[tuple[int, int], ...]
@@ -50,15 +50,15 @@ class LlavaNextProcessor:
         resolutions = settings.resolutions("image_grid_pinpoints")
         if any(length % side for resolution in resolutions for length in resolution):
             raise settings.wrong("image_grid_pinpoints")
-        kind, normalization = settings.filter(), settings.normalization()
+        kind, finish = settings.filter(), settings.finish()
         name = digest(
             "llava_next",
             filter=kind,
-            normalization=normalization.summary(),
+            finish=finish.summary(),
             side=side,
             resolutions=resolutions,
         )
-        return cls(kind, normalization, side, resolutions, name)
+        return cls(kind, finish, side, resolutions, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         resolution = self._resolution(width, height)
@@ -82,12 +82,12 @@ class LlavaNextProcessor:
         height, width, _ = image.shape
         layout = self.layout(width, height)
         rows, columns, side = layout.tile_rows, layout.tile_columns, self.side
-        canvas = np.empty((3, rows * side, columns * side), np.float32)
-        canvas[:] = self.normalization.black()
+        canvas = np.empty((3, rows * side, columns * side), self.finish.dtype)
+        canvas[:] = self.finish.black()
         inner_height, inner_width = _fitted(width, height, *canvas.shape[1:])
         top, left = (rows * side - inner_height) // 2, (columns * side - inner_width) // 2
         self._draw(image, canvas[:, top : top + inner_height, left : left + inner_width])
-        pixels = np.empty((layout.tiles, 3, side, side), np.float32)
+        pixels = np.empty((layout.tiles, 3, side, side), self.finish.dtype)
         self._draw(image, pixels[0])
         tiles = pixels[1:].reshape(rows, columns, 3, side, side)
         tiles[:] = canvas.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
@@ -99,7 +99,7 @@ class LlavaNextProcessor:
         start = 0
         for band in resized_bands(image, pixels.shape[1], pixels.shape[2], self.filter):
             stop = start + len(band)
-            self.normalization.apply(band, pixels[:, start:stop].swapaxes(0, 1))
+            self.finish.write(band, pixels[:, start:stop].swapaxes(0, 1))
             start = stop
 
 

@@ -20,7 +20,7 @@ from render_tier.multimodal.processors.settings import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    Normalization,
+    Finish,
     Settings,
     digest,
 )
@@ -39,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class PixtralProcessor:
     filter: Filter
-    normalization: Normalization
+    finish: Finish
     most_rows: int
     most_columns: int
     unit: int
@@ -56,15 +56,15 @@ class PixtralProcessor:
         rows, columns = size.longest_edge or size.height, size.longest_edge or size.width
         if rows is None or columns is None:
             raise settings.wrong("size")
-        kind, normalization = settings.filter(), settings.normalization()
+        kind, finish = settings.filter(), settings.finish()
         name = digest(
             "pixtral",
             filter=kind,
-            normalization=normalization.summary(),
+            finish=finish.summary(),
             most=[rows, columns],
             unit=unit,
         )
-        return cls(kind, normalization, rows, columns, unit, name)
+        return cls(kind, finish, rows, columns, unit, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         ratio = max(height / self.most_rows, width / self.most_columns)
@@ -80,10 +80,10 @@ class PixtralProcessor:
     def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
         height, width, _ = image.shape
         layout = self.layout(width, height)
-        pixels = np.empty((3, layout.height, layout.width), np.float32)
+        pixels = np.empty((3, layout.height, layout.width), self.finish.dtype)
         start = 0
         for band in resized_bands(image, layout.height, layout.width, self.filter):
             stop = start + len(band)
-            self.normalization.apply(band, pixels[:, start:stop].swapaxes(0, 1))
+            self.finish.write(band, pixels[:, start:stop].swapaxes(0, 1))
             start = stop
         return ProcessedImage({"pixel_values": pixels}, width, height)

@@ -20,7 +20,7 @@ from render_tier.multimodal.processors.settings import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    Normalization,
+    Finish,
     Settings,
     digest,
 )
@@ -46,7 +46,7 @@ MOST_ELONGATED = 200
 @dataclass(frozen=True, slots=True)
 class Qwen2VLProcessor:
     filter: Filter
-    normalization: Normalization
+    finish: Finish
     fewest_pixels: int
     most_pixels: int
     patch: int
@@ -60,17 +60,17 @@ class Qwen2VLProcessor:
         settings = Settings(NAME, DEFAULTS, *given)
         settings.require("do_resize", True)
         fewest, most = _pixels(*given)
-        kind, normalization = settings.filter(), settings.normalization()
+        kind, finish = settings.filter(), settings.finish()
         patch, merge = settings.count("patch_size"), settings.count("merge_size")
         frames = settings.count("temporal_patch_size")
         name = digest(
             NAME,
             filter=kind,
-            normalization=normalization.summary(),
+            finish=finish.summary(),
             pixels=[fewest, most],
             patch=[patch, frames, merge],
         )
-        return cls(kind, normalization, fewest, most, patch, frames, merge, name)
+        return cls(kind, finish, fewest, most, patch, frames, merge, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
         if max(height, width) / min(height, width) > MOST_ELONGATED:
@@ -97,15 +97,13 @@ class Qwen2VLProcessor:
         patch, merge = self.patch, self.merge
         unit = patch * merge
         across = layout.width // unit
-        patches = np.empty(
-            (layout.height // unit, across, merge, merge, 3, self.frames, patch, patch), np.float32
-        )
+        rows = layout.height // unit
+        patches = np.empty((rows, across, merge, merge, 3, self.frames, patch, patch), self.finish.dtype)
         bands = resized_bands(image, layout.height, layout.width, self.filter, band=unit)
         for band, row in zip(bands, patches, strict=True):
-            self.normalization.apply(band, band)
             # (merge, patch, channel, across, merge, patch) -> (across, merge, merge, channel, patch, patch)
-            cut = band.reshape(merge, patch, 3, across, merge, patch).transpose(3, 0, 4, 2, 1, 5)
-            row[:, :, :, :, 0] = cut
+            cut = self.finish.finished(band).reshape(merge, patch, 3, across, merge, patch)
+            row[:, :, :, :, 0] = cut.transpose(3, 0, 4, 2, 1, 5)
             row[:, :, :, :, 1:] = row[:, :, :, :, :1]
         grid = np.array([1, layout.height // patch, layout.width // patch], np.int64)
         arrays: Arrays = {

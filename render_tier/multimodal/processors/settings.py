@@ -17,6 +17,8 @@ from render_tier.multimodal.processors.kernel_weights import Filter
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
+
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers of the filters, which `resample` holds."""
 
@@ -98,12 +100,18 @@ class Settings:
             raise self.wrong("resample")
         return _FILTERS[value]
 
-    def normalization(self) -> Normalization:
-        """Fused as torchvision's processors fuse it: (pixel - mean / scale) / (std / scale), in float32."""
+    def finish(self) -> Finish:
+        return Finish(self._normalization())
+
+    def _normalization(self) -> Normalization | None:
+        """Fused as torchvision's processors fuse it: (pixel - mean / scale) / (std / scale), in float32. None
+        where pixels are to stay bytes."""
+        if not self.flag("do_normalize") and not self.flag("do_rescale"):
+            return None
+        self.require("do_normalize", True)
         factor = self._values.get("rescale_factor", 1 / 255)
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not factor > 0:
             raise self.wrong("rescale_factor")
-        self.require("do_normalize", True)
         unit = np.float32(1.0 / factor if self.flag("do_rescale") else 1.0)
         return Normalization(self._channels("image_mean") * unit, self._channels("image_std") * unit)
 
@@ -123,17 +131,38 @@ class Normalization:
     """(3, 1), in units of a pixel."""
     std: npt.NDArray[np.float32]
 
-    def apply(self, pixels: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
-        """`pixels` (rows, 3, columns) is overwritten; the result goes to `out`, of the same shape."""
-        np.subtract(pixels, self.mean, out=pixels)
-        np.divide(pixels, self.std, out=out)
 
-    def black(self) -> npt.NDArray[np.float32]:
+class Finish:
+    """The last step of every processor: whole numbers become normalized float32, or bytes."""
+
+    def __init__(self, normalization: Normalization | None) -> None:
+        """Without `normalization` the result is bytes."""
+        self._normalization = normalization
+        self.dtype: npt.DTypeLike = np.uint8 if normalization is None else np.float32
+
+    def write(self, pixels: npt.NDArray[np.float32], out: Pixels) -> None:
+        """`pixels` (rows, 3, columns) is overwritten; the result goes to `out`, of the same shape."""
+        if self._normalization is None:
+            np.copyto(out, pixels, casting="unsafe")
+        else:
+            np.subtract(pixels, self._normalization.mean, out=pixels)
+            np.divide(pixels, self._normalization.std, out=out)
+
+    def finished(self, pixels: npt.NDArray[np.float32]) -> Pixels:
+        """`pixels` (rows, 3, columns), which may be overwritten, as the result has them."""
+        out = pixels if self._normalization is not None else np.empty(pixels.shape, np.uint8)
+        self.write(pixels, out)
+        return out
+
+    def black(self) -> Pixels:
         """(3, 1, 1): what a pixel of padding becomes, in an array of (3, rows, columns)."""
-        return ((np.float32(0.0) - self.mean) / self.std)[:, None]
+        black = np.zeros((1, 3, 1), np.float32)
+        return self.finished(black).reshape(3, 1, 1)
 
     def summary(self) -> list[str]:
-        return [self.mean.tobytes().hex(), self.std.tobytes().hex()]
+        if self._normalization is None:
+            return []
+        return [self._normalization.mean.tobytes().hex(), self._normalization.std.tobytes().hex()]
 
 
 def digest(family: str, **values: object) -> bytes:

@@ -22,7 +22,7 @@ from render_tier.multimodal.processors.settings import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
-    Normalization,
+    Finish,
     Settings,
     Size,
     digest,
@@ -53,7 +53,7 @@ MOST_PIXELS_A_SIDE = 1 << 22
 @dataclass(frozen=True, slots=True)
 class StandardProcessor:
     filter: Filter
-    normalization: Normalization
+    finish: Finish
     size: Size
     crop: tuple[int, int] | None
     """(height, width) of what is kept of the resized image, around its middle."""
@@ -81,18 +81,18 @@ class StandardProcessor:
             if cut.height is None or cut.width is None:
                 raise settings.wrong("crop_size")
             crop = cut.height, cut.width
-        kind, normalization = settings.filter(), settings.normalization()
+        kind, finish = settings.filter(), settings.finish()
         counts = name == "Gemma3ImageProcessor"
         return cls(
             filter=kind,
-            normalization=normalization,
+            finish=finish,
             size=size,
             crop=crop,
             counts_patches=counts,
             settings_digest=digest(
                 "standard",
                 filter=kind,
-                normalization=normalization.summary(),
+                finish=finish.summary(),
                 size=[size.height, size.width, size.shortest_edge],
                 crop=crop,
                 counts_patches=counts,
@@ -119,16 +119,16 @@ class StandardProcessor:
         height, width, _ = image.shape
         full = self._resized(width, height)
         rows, columns = self.crop or full
-        pixels = np.empty((3, rows, columns), np.float32)
+        pixels = np.empty((3, rows, columns), self.finish.dtype)
         top, bottom, above = _middle(full[0], rows)
         left, right, before = _middle(full[1], columns)
         if (bottom - top, right - left) != (rows, columns):
-            pixels[:] = self.normalization.black()
+            pixels[:] = self.finish.black()
         kept = pixels[:, above : above + bottom - top, before : before + right - left]
         start = 0
         for band in resized_bands(image, *full, self.filter, window=Window(left, top, right, bottom)):
             stop = start + len(band)
-            self.normalization.apply(band, kept[:, start:stop].swapaxes(0, 1))
+            self.finish.write(band, kept[:, start:stop].swapaxes(0, 1))
             start = stop
         arrays: Arrays = {"pixel_values": pixels}
         if self.counts_patches:

@@ -59,6 +59,10 @@ QWEN_TYPES = frozenset(
 )  # fmt: skip
 
 
+CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
+"""Of Llava's vision models: how many embeddings there are beside those of patches."""
+
+
 def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -> Family | None:
     """The family of a model's config.json; None for one whose images are not taken here. ``encode``: text to
     IDs, without special tokens put around it. Raises ModelLoadError for a tokenizer without the tokens."""
@@ -69,7 +73,7 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
         return _qwen(config, vocabulary)
     if model_type == "gemma3":
         return _gemma3(config, vocabulary, encode)
-    if model_type == "llava":
+    if model_type == "llava" and config["vision_config"].get("model_type") in CLASS_TOKENS:
         return _llava(config, vocabulary)
     return None
 
@@ -131,7 +135,9 @@ def _gemma3(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -
 def _llava(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
     vision = config["vision_config"]
     patch = int(vision.get("patch_size", 14))
-    extra = 1 if config.get("vision_feature_select_strategy") == "full" else 0
+    extra = CLASS_TOKENS[vision["model_type"]]
+    if config.get("vision_feature_select_strategy", "default") == "default":
+        extra -= 1  # the first is left out, which is that of the class where there is one
     pad = config.get("image_token_index", config.get("image_token_id"))
     token = "<image>"
     if pad is None:

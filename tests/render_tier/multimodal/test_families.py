@@ -1,0 +1,97 @@
+"""What stands in a prompt for an image of each family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from render_tier.model import ModelLoadError
+from render_tier.multimodal.families import Family, family_of
+from render_tier.multimodal.item import ImageLayout
+from tests.support.vision_models import GEMMA3, QWEN2_5_VL
+
+TOKENS = ["<|image_pad|>", "<image>", "\n", "\n\n", "\n\n\n", "\n\n\n\n"]
+TOKENS += ["<start_of_image>", "<image_soft_token>", "<end_of_image>"]
+
+
+class Words:
+    """A vocabulary of few tokens."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+
+    def token_id(self, text: str) -> int | None:
+        return self.tokens.index(text) if text in self.tokens else None
+
+    def encode(self, text: str) -> list[int]:
+        ids = []
+        while text:
+            token = max((token for token in self.tokens if text.startswith(token)), key=len)
+            ids.append(self.tokens.index(token))
+            text = text[len(token) :]
+        return ids
+
+
+def family(config: Any, tokens: list[str] = TOKENS) -> Family | None:
+    words = Words(tokens)
+    return family_of(config, words, words.encode)  # type: ignore[arg-type]
+
+
+def length(config: Any, width: int, height: int) -> int:
+    found = family(config)
+    assert found is not None
+    replacement = found.replacement(ImageLayout(width=width, height=height))
+    assert replacement.ids[replacement.first : replacement.first + replacement.count]
+    return replacement.count
+
+
+def test_qwen_has_a_token_for_each_merged_patch() -> None:
+    assert length(QWEN2_5_VL, 56, 84) == 2 * 3
+    qwen3 = {**QWEN2_5_VL, "model_type": "qwen3_vl", "vision_config": {"patch_size": 16}}
+    assert length(qwen3, 64, 96) == 2 * 3
+
+
+def test_gemma_has_as_many_whatever_the_image() -> None:
+    found = family(GEMMA3)
+    assert found is not None
+    replacement = found.replacement(ImageLayout(width=896, height=896))
+    lines, begin, soft, end = (TOKENS.index(token) for token in ("\n\n", *TOKENS[-3:]))
+    assert replacement.ids == (lines, begin, *[soft] * 256, end, lines)
+    assert (replacement.first, replacement.count) == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("vision", "strategy", "count"),
+    [
+        ("clip_vision_model", "default", 576),
+        ("clip_vision_model", "full", 577),
+        ("siglip_vision_model", "full", 576),
+    ],
+)
+def test_llava_has_a_token_for_each_patch_that_is_selected(vision: str, strategy: str, count: int) -> None:
+    config = {
+        "model_type": "llava",
+        "image_token_index": 1,
+        "vision_feature_select_strategy": strategy,
+        "vision_config": {"model_type": vision, "patch_size": 14},
+    }
+    assert length(config, 336, 336) == count
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3"},
+        {"model_type": "qwen2_5_vl"},
+        {"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}},
+        {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
+    ],
+)
+def test_models_whose_images_are_not_taken(config: Any) -> None:
+    assert family(config) is None
+
+
+def test_tokenizer_without_the_tokens() -> None:
+    with pytest.raises(ModelLoadError, match="image_pad"):
+        family(QWEN2_5_VL, ["a"])

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import httpx
 
@@ -36,6 +36,19 @@ def free_port() -> int:
         return port
 
 
+class Launched(Protocol):
+    """What a server needs of `subprocess.Popen`."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class ServerProcess:
     """One server: `argv(port)` is its command line, `ready_path` answers 200 once it can work.
 
@@ -50,7 +63,7 @@ class ServerProcess:
         log_dir: Path,
         ready_path: str = "/ready",
         ready_within: float = 60.0,
-        end_within: float = 10.0,
+        end_within: float = 30.0,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -61,7 +74,7 @@ class ServerProcess:
         self.end_within = end_within
         self.env = {**os.environ, **(env or {})}
         self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Launched | None = None
         self.started_at = 0.0
         self.ready_after = 0.0
         """Seconds from the creation of the process to the first 200 of `ready_path`."""
@@ -106,9 +119,13 @@ class ServerProcess:
         self.port = port or free_port()
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self.started_at = time.monotonic()
+        self.process = self._launched([str(part) for part in self.argv(self.port)])
+
+    def _launched(self, command: list[str]) -> Launched:
+        """The leader of a process group of its own, which writes into the log."""
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [str(part) for part in self.argv(self.port)],
+            return subprocess.Popen(
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -13,14 +13,16 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import httpx
 
 from tests.support import messages_corpus, render_corpus, responses_corpus, vllm
+from tests.support.forked_vllm import ForkedServer, forking
 from tests.support.processes import ServerProcess
 from tests.support.render_corpus import ALL, SERVERS, comparable, lay_out, request_digest
 
@@ -36,11 +38,12 @@ DATA = render_corpus.DATA.parent
 
 
 @contextmanager
-def server(name: str, scratch: Path) -> Iterator[ServerProcess]:
-    """vLLM's render server for one tokenizer of the corpus."""
+def server(parent: Popen[str], name: str, scratch: Path) -> Iterator[ServerProcess]:
+    """vLLM's render server for one tokenizer of the corpus, forked by ``parent``."""
     chosen = ALL[name]
     model = lay_out(chosen, MODELS / chosen.tokenizer, scratch / name / "model")
-    process = vllm.server(
+    process = ForkedServer(
+        parent,
         f"vllm-render-{name}",
         *("launch", "render", model, "--served-model-name", name, *chosen.options),
         log_dir=scratch / name,
@@ -66,17 +69,22 @@ def answers(corpus: str, name: str, url: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     names = sys.argv[1:]
     chosen = [names.pop(0)] if names and names[0] in CORPORA else list(CORPORA)
-    for name in names or ALL:
-        with tempfile.TemporaryDirectory() as scratch, server(name, Path(scratch)) as process:
-            for corpus in (each for each in chosen if name in MODELS_OF[each]):
-                try:
-                    given = list(answers(corpus, name, process.url))
-                except httpx.TransportError as error:
-                    raise SystemExit(f"{name}: {error}\n{process.log()}") from error
-                lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in given]
-                (DATA / corpus).mkdir(parents=True, exist_ok=True)
-                (DATA / corpus / f"{name}.jsonl").write_text("".join(lines))
-                print(corpus, name, len(lines), flush=True)
+    with tempfile.TemporaryDirectory() as directory, forking(scratch := Path(directory)) as parent:
+        for name in names or ALL:
+            with server(parent, name, scratch) as process:
+                record(chosen, name, process)
+
+
+def record(corpora: Sequence[str], name: str, process: ServerProcess) -> None:
+    for corpus in (each for each in corpora if name in MODELS_OF[each]):
+        try:
+            given = list(answers(corpus, name, process.url))
+        except httpx.TransportError as error:
+            raise SystemExit(f"{name}: {error}\n{process.log()}") from error
+        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in given]
+        (DATA / corpus).mkdir(parents=True, exist_ok=True)
+        (DATA / corpus / f"{name}.jsonl").write_text("".join(lines))
+        print(corpus, name, len(lines), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`lm-eval` on a small task of its own: scores and answers over four hops are those of one `vllm serve`.
+"""`examples/lm_eval.sh` on a small task: scores and answers over four hops are those of one `vllm serve`.
 `scripts/lm_eval_env.sh` makes its environment.
 """
 
@@ -21,7 +21,7 @@ CAPITALS = {
     "Poland": "Warsaw", "Cuba": "Havana", "Bhutan": "Thimphu", "Kazakhstan": "Astana", "Burundi": "Gitega",
     "Nauru": "Yaren", "Palau": "Ngerulmud", "Eritrea": "Asmara", "Moldova": "Chisinau", "Tuvalu": "Funafuti",
 }  # fmt: skip
-EXAMPLES = "Country: Italy\nCapital: Rome\n\nCountry: France\nCapital: Paris\n\n"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "lm_eval.sh"
 TASK = "capitals"
 
 
@@ -37,9 +37,9 @@ def write_task(directory: Path) -> None:
         "dataset_kwargs": {"data_files": {"test": str(data)}},
         "test_split": "test",
         "output_type": "generate_until",
-        "doc_to_text": EXAMPLES + "Country: {{country}}\nCapital:",
+        "doc_to_text": "What is the capital of {{country}}?",
         "doc_to_target": "{{capital}}",
-        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, "temperature": 0},
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0},
         "metric_list": [
             {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True, "ignore_case": True}
         ],
@@ -47,7 +47,7 @@ def write_task(directory: Path) -> None:
             {
                 "name": "word",
                 "filter": [
-                    {"function": "regex", "regex_pattern": r"([A-Z][a-z]+)"},
+                    {"function": "regex", "regex_pattern": f"({'|'.join(CAPITALS.values())})"},
                     {"function": "take_first"},
                 ],
             }
@@ -62,22 +62,13 @@ def evaluate(server: ServerProcess, directory: Path) -> tuple[float, list[str]]:
     program = Path(os.environ.get("LM_EVAL_ENV", "")) / "bin" / "lm_eval"
     assert program.is_file(), "LM_EVAL_ENV names no environment of lm-eval: run `make test-vllm`"
     write_task(directory)
-    model = {
-        "model": MODEL,
-        "base_url": f"{server.url}/v1/completions",
-        "num_concurrent": 4,
-        "max_retries": 1,
-        "tokenizer_backend": "None",
-        "tokenized_requests": False,
-    }
-    arguments = ",".join(f"{name}={value}" for name, value in model.items())
     done = subprocess.run(
         [
-            *(str(program), "run", "--model", "local-completions", "--model_args", arguments),
-            *("--tasks", TASK, "--include_path", str(directory)),
+            *(str(SCRIPT), server.url, MODEL, TASK, "--include_path", str(directory)),
             *("--output_path", str(directory / "out"), "--log_samples"),
         ],
         env=os.environ
+        | {"LM_EVAL": str(program)}
         | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(directory / "hf")}
         | {"OPENAI_API_KEY": "none", "TOKENIZERS_PARALLELISM": "false"},
         cwd=directory,

@@ -1,0 +1,473 @@
+"""Render-tier replicas behind HAProxy, a load that rises and falls, and Kubernetes' autoscaler between them.
+
+Real replicas (Qwen3's tokenizer, one render thread each), a real HAProxy whose servers are changed by its
+runtime API as an ingress would, and benchmarks/hpa.py, fed with the query that docs/deploy.md scales on:
+`sum(rate(render_tier_prompt_tokens_total))`, read from the replicas' /metrics. A second here is 15 in a
+cluster (sync period, scale-up period; the stabilisation window is 8). A stream is a render and then one
+derender call for each token with the state of the call before, each through the balancer to whichever
+replica: its text must be that of a single replica at rest. In the middle of the peak a replica is killed, and
+another one is drained and ends, as in an update; both are replaced. These calls may be repeated
+(docs/derender.md), so HAProxy does, and the client, for about three seconds; what fails then is lost. The
+peak lasts until all of this has happened: a slow machine has a longer one.
+
+    python -m benchmarks.autoscale               # about 4 minutes
+    python -m benchmarks.autoscale --quick       # about 1; exits with 1 when a stream was lost or altered
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.derender.workload import PATH, QWEN3, Workload, workload
+from benchmarks.hpa import Autoscaler, Behaviour
+from benchmarks.measure import cpu_seconds, machine, print_table
+from tests.support.processes import ServerProcess, render_tier_server
+
+PERIOD = 1.0
+"""Seconds between two decisions: 15 in a cluster."""
+BEHAVIOUR = Behaviour(least=1, most=4, down_window=8.0, up_period=PERIOD)
+WINDOW = 3 * PERIOD
+"""Over which the rate is taken."""
+PROMPT, OUTPUT = 200, 12
+CALM = 3
+"""Decisions at the peak with enough replicas, before the next disturbance."""
+LONGEST_PEAK = 120.0
+INTERVAL = 0.1
+"""Seconds between the tokens of a stream."""
+BASE = 1.5
+"""Streams a second."""
+FILL = 0.7
+"""Of one replica's target at the base load."""
+ATTEMPTS = 5
+HAPROXY = """
+global
+  stats socket {socket} level admin
+defaults
+  mode http
+  timeout connect 2s
+  timeout client 60s
+  timeout server 60s
+  timeout check 5s
+  option redispatch 1
+  retries 4
+  retry-on conn-failure empty-response response-timeout 503
+frontend calls
+  bind 127.0.0.1:{port}
+  monitor-uri /balancer
+  default_backend render
+backend render
+  balance leastconn
+  option httpchk GET /ready
+  server-template r 1-{slots} 127.0.0.1:1 check inter 500ms fall 2 rise 1 disabled
+"""
+SLOTS = 8
+OPTIONS = (
+    *("--served-model-name", "qwen3", "--reasoning-parser", "qwen3"),
+    *("--tool-call-parser", "hermes", "--enable-auto-tool-choice"),
+    *("--renderer-num-workers", "1", "--log-level", "warning"),
+)
+
+
+class Delta(msgspec.Struct):
+    reasoning: str | None = None
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta
+
+
+class Chunk(msgspec.Struct):
+    choices: list[Choice]
+
+
+class Notes(msgspec.Struct):
+    context: str
+
+
+class Reply(msgspec.Struct):
+    chunk: Chunk
+    stream_state: msgspec.Raw
+    derender: Notes
+
+
+_reply = msgspec.json.Decoder(Reply)
+
+
+# --- clients
+
+
+@dataclass
+class Tally:
+    expected: str = ""
+    finished: int = 0
+    lost: int = 0
+    altered: int = 0
+    repeated: int = 0
+    """Calls that the client sent again."""
+    complaints: list[str] = field(default_factory=list)
+
+
+class Client:
+    def __init__(self, session: aiohttp.ClientSession, url: str, work: Workload, tally: Tally) -> None:
+        self._session, self._url, self._work, self._tally = session, url, work, tally
+
+    async def stream(self, number: int) -> None:
+        try:
+            text = await self.text(number)
+        except ConnectionError as error:
+            self._tally.lost += 1
+            self._tally.complaints.append(str(error))
+            return
+        self._tally.finished += 1
+        self._tally.altered += text != self._tally.expected
+
+    async def text(self, number: int) -> str:
+        """Raises ``ConnectionError`` when a call has failed for good."""
+        await self._call(f"{PATH.removesuffix('/derender')}/render", msgspec.json.encode(self._work.chat))
+        state, context, text = b"null", None, ""
+        for position in range(OUTPUT):
+            full = self._work.full_call(number, position, state)
+            body = self._work.named_call(number, position, state, context) if context else full
+            status, answer = await self._call(PATH, body)
+            if status == 409:  # a replica that does not know the context
+                status, answer = await self._call(PATH, full)
+            reply = _reply.decode(answer)
+            state, context = bytes(reply.stream_state), reply.derender.context
+            delta = reply.chunk.choices[0].delta
+            text += (delta.reasoning or "") + (delta.content or "")
+            await asyncio.sleep(INTERVAL)
+        return text
+
+    async def _call(self, path: str, body: bytes) -> tuple[int, bytes]:
+        failure = ""
+        for attempt in range(ATTEMPTS):
+            self._tally.repeated += attempt > 0
+            try:
+                headers = {"Content-Type": "application/json"}
+                async with self._session.post(self._url + path, data=body, headers=headers) as reply:
+                    answer = await reply.read()
+                if reply.status in (200, 409):
+                    return reply.status, answer
+                failure = f"{reply.status} {answer[:200]!r}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                failure = repr(error)
+            await asyncio.sleep(0.2 * (attempt + 1))
+        raise ConnectionError(f"{path}: {failure}")
+
+
+# --- replicas and the balancer
+
+
+class Balancer:
+    """HAProxy, told of replicas by its runtime API."""
+
+    def __init__(self, process: ServerProcess, socket: Path) -> None:
+        self.process, self._socket = process, socket
+        self._free = list(range(1, SLOTS + 1))
+
+    async def _tell(self, command: str) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket))
+        writer.write(command.encode() + b"\n")
+        answer = (await reader.read()).decode().strip()
+        writer.close()
+        assert not answer or "changed" in answer or "no need" in answer, (command, answer)
+
+    async def add(self, port: int) -> int:
+        slot = self._free.pop(0)
+        await self._tell(f"set server render/r{slot} addr 127.0.0.1 port {port}")
+        await self._tell(f"set server render/r{slot} state ready")
+        return slot
+
+    async def remove(self, slot: int) -> None:
+        """No new calls; those under way go on."""
+        await self._tell(f"set server render/r{slot} state maint")
+        self._free.append(slot)
+
+
+@contextmanager
+def haproxy(directory: Path) -> Iterator[Balancer]:
+    program = shutil.which("haproxy")
+    if program is None:
+        sys.exit("haproxy is not installed (Debian: apt-get install haproxy)")
+    socket, file = directory / "admin.sock", directory / "haproxy.cfg"
+
+    def argv(port: int) -> list[str]:
+        file.write_text(HAPROXY.format(socket=socket, port=port, slots=SLOTS))
+        return [program, "-db", "-f", str(file)]
+
+    with ServerProcess("haproxy", argv, log_dir=directory, ready_path="/balancer") as process:
+        yield Balancer(process, socket)
+
+
+@dataclass
+class Replica:
+    process: ServerProcess
+    slot: int = 0
+    ready: bool = False
+    tokens: float = 0.0
+    cpu: float = 0.0
+
+
+class Deployment:
+    """Keeps so many replicas; a lost one is replaced. Starts and ends happen in threads."""
+
+    def __init__(self, balancer: Balancer, directory: Path) -> None:
+        self._balancer, self._directory = balancer, directory
+        self.replicas: list[Replica] = []
+        self.cpu = 0.0
+        """Of replicas that are gone."""
+        self._started = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.ready]
+
+    def want(self, count: int) -> None:
+        while len(self.replicas) < count:
+            self._started += 1
+            process = render_tier_server(
+                QWEN3,
+                *OPTIONS,
+                log_dir=self._directory,
+                name=f"replica-{self._started}",
+            )
+            replica = Replica(process)
+            self.replicas.append(replica)
+            self._spawn(self._start(replica))
+        for replica in self.ready[: len(self.replicas) - count]:
+            self.drain(replica)
+
+    def drain(self, replica: Replica) -> None:
+        replica.ready = False
+        self.replicas.remove(replica)
+        self._spawn(self._end(replica))
+
+    async def kill(self, replica: Replica) -> None:
+        """Without warning; the balancer finds out by itself."""
+        replica.ready = False
+        self.cpu += replica.cpu
+        self.replicas.remove(replica)
+        await asyncio.to_thread(replica.process.kill)
+        await asyncio.sleep(1)
+        await self._balancer.remove(replica.slot)
+
+    async def _start(self, replica: Replica) -> None:
+        await asyncio.to_thread(replica.process.start)
+        if replica in self.replicas:
+            replica.slot = await self._balancer.add(replica.process.port)
+            replica.ready = True
+
+    async def _end(self, replica: Replica) -> None:
+        await self._balancer.remove(replica.slot)
+        await asyncio.sleep(0.5)  # what preStop waits for
+        self.cpu += cpu_seconds(replica.process.pid)
+        await asyncio.to_thread(replica.process.stop)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def started(self) -> None:
+        """All replicas that are wanted so far."""
+        await asyncio.gather(*self._tasks)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._tasks)
+        for replica in self.replicas:
+            self.cpu += cpu_seconds(replica.process.pid)
+            await asyncio.to_thread(replica.process.stop)
+
+
+async def tokens_of(session: aiohttp.ClientSession, replica: Replica) -> float:
+    async with session.get(f"{replica.process.url}/metrics") as reply:
+        text = await reply.text()
+    name = "render_tier_prompt_tokens_total"
+    families = text_string_to_metric_families(text)
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+# --- the day
+
+
+@dataclass
+class Day:
+    """Seconds of each part, at so many times the base load. The highest lasts until it is told to end."""
+
+    parts: tuple[tuple[float, float], ...]
+    load: float = 1.0
+    over: bool = False
+    peak_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def peak(self) -> float:
+        return max(load for _, load in self.parts)
+
+    async def go_by(self) -> None:
+        for seconds, load in self.parts:
+            self.load = load
+            await asyncio.sleep(seconds)
+            if load == self.peak:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.peak_over.wait(), LONGEST_PEAK)
+        self.over = True
+
+
+@dataclass
+class Seen:
+    replica_seconds: float = 0.0
+    ideal_seconds: float = 0.0
+    absorbed: float | None = None
+    """Seconds from the step until as many replicas as it needs were ready."""
+    rows: list[list[str]] = field(default_factory=list)
+
+
+class Control:
+    """Scrapes, decides and disturbs until the day is over."""
+
+    def __init__(self, day: Day, deployment: Deployment, session: aiohttp.ClientSession) -> None:
+        self._day, self._deployment, self._session = day, deployment, session
+        self._scaler = Autoscaler(BEHAVIOUR)
+        self._total = 0.0
+        self._totals = [(0.0, 0.0)]
+        """When, and how many tokens by then."""
+        self._began = self._last = time.monotonic()
+        self._peak_at: float | None = None
+        self._calm = 0
+        """Decisions since as many replicas as are needed are ready, at the peak."""
+        self._disturbances = ["killed one", "drained one"]
+        self.seen = Seen()
+
+    async def run(self, target: float, tokens: float) -> None:
+        """``target``: tokens a second of one replica. ``tokens``: of one stream's prompt."""
+        while not self._day.over:
+            now = time.monotonic() - self._began
+            rate = await self._rate(now)
+            deployment, seen = self._deployment, self.seen
+            wanted = self._scaler.desired(now, len(deployment.replicas), rate, target)
+            deployment.want(wanted)
+            ideal = max(1, math.ceil(self._day.load * BASE * tokens / target))
+            passed, self._last = time.monotonic() - self._last, time.monotonic()
+            seen.replica_seconds += passed * len(deployment.replicas)
+            seen.ideal_seconds += passed * ideal
+            event = await self._at_the_peak(now, ideal) if self._day.load == self._day.peak else ""
+            row = (f"{now:.0f}", f"{self._day.load:g}x", f"{rate:.0f}", ideal, wanted, len(deployment.ready))
+            seen.rows.append([*map(str, row), event])
+            await asyncio.sleep(max(0.0, PERIOD - (time.monotonic() - self._began - now)))
+
+    async def _rate(self, now: float) -> float:
+        """Tokens a second, of all replicas that answer."""
+        for replica in self._deployment.ready:
+            with contextlib.suppress(aiohttp.ClientError, psutil.NoSuchProcess):
+                value = await tokens_of(self._session, replica)
+                replica.cpu = cpu_seconds(replica.process.pid)
+                self._total += value - replica.tokens
+                replica.tokens = value
+        self._totals = [one for one in self._totals if one[0] >= now - WINDOW] or self._totals[-1:]
+        self._totals.append((now, self._total))
+        (began, before), (ended, after) = self._totals[0], self._totals[-1]
+        return (after - before) / max(PERIOD, ended - began)
+
+    async def _at_the_peak(self, now: float, ideal: int) -> str:
+        """What was done, each time that all is well again."""
+        if self._peak_at is None:
+            self._peak_at = now
+        self._calm = self._calm + 1 if len(self._deployment.ready) >= ideal else 0
+        if self._calm and self.seen.absorbed is None:
+            self.seen.absorbed = now - self._peak_at
+        if self._calm < CALM:
+            return ""
+        self._calm = 0
+        if not self._disturbances:
+            self._day.peak_over.set()
+            return ""
+        event = self._disturbances.pop(0)
+        victim = self._deployment.ready[0]
+        if event == "killed one":
+            await self._deployment.kill(victim)
+        else:
+            self._deployment.drain(victim)
+        return event
+
+
+async def play(day: Day, balancer: Balancer, directory: Path) -> int:
+    work, tally = workload(PROMPT, OUTPUT), Tally()
+    deployment = Deployment(balancer, directory)
+    deployment.want(1)
+    await deployment.started()
+    timeout = aiohttp.ClientTimeout(total=30)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        [only] = deployment.ready
+        tally.expected = await Client(session, only.process.url, work, tally).text(0)
+        assert len(tally.expected) > OUTPUT
+        tokens = only.tokens = await tokens_of(session, only)
+        target = BASE * tokens / FILL
+        client = Client(session, balancer.process.url, work, tally)
+        control = Control(day, deployment, session)
+        passing = [asyncio.create_task(control.run(target, tokens)), asyncio.create_task(day.go_by())]
+        streams: list[asyncio.Task[None]] = []
+        due = time.monotonic()
+        while not day.over:
+            streams.append(asyncio.create_task(client.stream(len(streams) + 1)))
+            due += 1 / (BASE * day.load)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+        await asyncio.gather(*streams, *passing)
+    seen = control.seen
+    await deployment.close()
+    print_table(
+        "Every second",
+        ["s", "load", "tokens/s", "ideal replicas", "wanted", "ready", ""],
+        seen.rows[:: 1 if len(seen.rows) < 100 else 4],
+    )
+    absorbed = "never" if seen.absorbed is None else f"{seen.absorbed:.1f} s"
+    print(
+        f"\n{len(streams)} streams of {OUTPUT + 1} calls: {tally.lost} lost, {tally.altered} altered;"
+        f" {tally.repeated} calls sent again by the client"
+        f"\na {day.peak:g}x step was met after {absorbed}: a decision every {PERIOD:g} s, then a start"
+        f"\nreplica-seconds {seen.replica_seconds:.0f}, ideal {seen.ideal_seconds:.0f}"
+        f" ({seen.replica_seconds / seen.ideal_seconds:.2f}x); CPU of all replicas {deployment.cpu:.0f} s"
+    )
+    for complaint in tally.complaints[:5]:
+        print(complaint)
+    whole = tally.finished == len(streams) and not tally.altered
+    return 0 if whole else 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a shorter day")
+    options = parser.parse_args()
+    if options.quick:
+        day = Day(((6, 1), (6, 4), (6, 2), (12, 1)))
+    else:
+        day = Day(((20, 1), (15, 2), (40, 4), (20, 3), (30, 2), (40, 1)))
+    print(machine())
+    with tempfile.TemporaryDirectory(prefix="autoscale-") as scratch, haproxy(Path(scratch)) as balancer:
+        code = asyncio.run(play(day, balancer, Path(scratch)))
+    print(f"load at the end: {machine().rpartition('load ')[2]}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

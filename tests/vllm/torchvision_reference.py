@@ -60,7 +60,11 @@ def _program() -> list[str | Path]:
     return [python, "-W", "ignore", "-m", "tests.vllm.torchvision_pixels"]
 
 
-def _variables() -> dict[str, str]:
+def torchvision_path() -> str:
+    """Where to import torchvision from; made if need be."""
     script = ROOT / "scripts" / "torchvision_env.sh"
-    torchvision = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-    return os.environ | {"PYTHONPATH": f"{torchvision}:{ROOT}"}
+    return subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def _variables() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{torchvision_path()}:{ROOT}"}

@@ -1,0 +1,136 @@
+"""A chat with images over four hops says what one vLLM says that is given the files themselves: our pixels,
+hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL.
+
+The engines have a tokenizer (`--enable-scale-out`): a vLLM with `--tokens-only` takes no model with vision.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.demo import vllm_cpu
+from tests.support import vllm
+from tests.support.images import data_url, file, picture
+from tests.support.pd_stack import FREE, IDLE, becomes_free, metric, stranded
+from tests.support.processes import ServerProcess, free_port, orchestrator_server, render_tier_server
+from tests.support.seeing_model import write_seeing_model
+from tests.vllm.torchvision_reference import torchvision_path
+
+NAME = "eye"
+DECLARATIONS = Path(__file__).resolve().parent / "torchvision_path"
+
+
+@dataclass(frozen=True)
+class Stack:
+    prefill: ServerProcess
+    decode: ServerProcess
+    """Answers chats of its own too, with its own processor of images."""
+    orchestrator: ServerProcess
+
+
+def engine(model: Path, role: str, log_dir: Path) -> ServerProcess:
+    options = [option for option in vllm_cpu.PAIR_OPTIONS if option != "--tokens-only"]
+    process = vllm.server(
+        f"vllm-{role}",
+        *("serve", model, "--served-model-name", NAME, *options, "--enable-scale-out"),
+        # What the largest image would take is not measured: minutes on a CPU.
+        *("--skip-mm-profiling", "--kv-transfer-config", vllm_cpu.transfer_config(role)),
+        *(("--no-enable-prefix-caching",) if role == "decode" else ()),
+        log_dir=log_dir,
+    )
+    path = os.pathsep.join([str(DECLARATIONS), torchvision_path()])
+    process.env |= vllm_cpu.side_channel(free_port()) | {"PYTHONPATH": path}
+    return process
+
+
+@pytest.fixture(scope="module")
+def stack(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    log_dir = tmp_path_factory.mktemp("images")
+    model = write_seeing_model(qwen3_dir.parent, log_dir / NAME)
+    prefill, decode = engine(model, "prefill", log_dir), engine(model, "decode", log_dir)
+    with ExitStack() as exits:
+        for process in (prefill, decode):
+            exits.callback(process.stop)
+        with ThreadPoolExecutor(2) as starts:
+            list(starts.map(vllm.start, (prefill, decode)))
+        render = exits.enter_context(
+            render_tier_server(model, "--served-model-name", NAME, "--dtype", "float32", log_dir=log_dir)
+        )
+        members = ("--render", render.url, "--prefill", prefill.url, "--decode", decode.url)
+        orchestrator = exits.enter_context(orchestrator_server(*members, log_dir=log_dir))
+        yield Stack(prefill, decode, orchestrator)
+
+
+def shown(*sizes: tuple[int, int], seed: int = 0) -> list[dict[str, Any]]:
+    urls = [data_url(file(picture(*size, seed=seed + n))) for n, size in enumerate(sizes)]
+    return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+
+
+def chat(*parts: dict[str, Any], **options: Any) -> dict[str, Any]:
+    content = [*parts, {"type": "text", "text": "What is to be seen?"}]
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": content}],
+        "temperature": 0,
+        "max_tokens": 12,
+        "return_token_ids": True,
+    } | options
+
+
+def said(server: ServerProcess, body: dict[str, Any]) -> tuple[list[int], list[list[int]], list[str]]:
+    """The prompt's IDs, and those and the text of each choice."""
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=240, trust_env=False)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    choices = answer["choices"]
+    texts = [choice["message"]["content"] for choice in choices]
+    return answer["prompt_token_ids"], [choice["token_ids"] for choice in choices], texts
+
+
+ONE = shown((64, 48))
+OTHER = shown((64, 48), seed=7)
+CHATS: dict[str, dict[str, Any]] = {
+    "one image": chat(*ONE),
+    "another of the same size": chat(*OTHER),
+    "two of several sizes": chat(*shown((300, 200), (50, 90))),
+    "the same one twice": chat(*ONE, *ONE),
+    "of a conversation": chat()
+    | {
+        "messages": [
+            {"role": "user", "content": [*ONE, {"type": "text", "text": "What is it?"}]},
+            {"role": "assistant", "content": "A picture."},
+            {"role": "user", "content": [{"type": "text", "text": "And this?"}, *OTHER]},
+        ]
+    },
+    "none": chat(),
+}
+
+
+def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
+    def pulled() -> float:
+        name = "vllm:prompt_tokens_by_source_total"
+        return metric(stack.decode, name, source="external_kv_transfer")
+
+    answers = {}
+    for name, body in CHATS.items():
+        before = pulled()
+        answers[name] = said(stack.orchestrator, body)
+        assert pulled() - before >= len(answers[name][0]) - 1, f"{name}: the decode engine got the KV"
+        assert answers[name] == said(stack.decode, body), name
+    outputs = {name: answer[1] for name, answer in answers.items()}
+    assert answers["one image"][0] == answers["another of the same size"][0], "the IDs are the same"
+    assert outputs["one image"] != outputs["another of the same size"], "what they show is not"
+    # An image that has been seen is taken from caches, and the other one still is another.
+    for name in ("one image", "another of the same size"):
+        assert said(stack.orchestrator, CHATS[name]) == answers[name]
+    assert stranded(stack.orchestrator) == {}
+    becomes_free((stack.orchestrator, IDLE), (stack.prefill, FREE), (stack.decode, FREE))

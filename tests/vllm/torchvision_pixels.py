@@ -108,7 +108,7 @@ def _time_each() -> None:
     processors: dict[str, Callable[[Image.Image], Any]] = {}
     for line in sys.stdin:
         case = Case(**json.loads(line))
-        process = processors.setdefault(case.model, _processor(case))
+        process = processors.setdefault(f"{case.model} {case.overrides}", _processor(case))
         image = Image.fromarray(case.image())
         began = time.process_time()
         process(image)

@@ -99,11 +99,13 @@ class Qwen2VLProcessor:
         across = layout.width // unit
         rows = layout.height // unit
         patches = np.empty((rows, across, merge, merge, 3, self.frames, patch, patch), self.finish.dtype)
+        # A line of a patch is copied as one item, which takes numpy half as long as the line's numbers.
+        line = np.dtype((np.void, patch * patches.itemsize))
         bands = resized_bands(image, layout.height, layout.width, self.filter, band=unit)
-        for band, row in zip(bands, patches, strict=True):
-            # (merge, patch, channel, across, merge, patch) -> (across, merge, merge, channel, patch, patch)
-            cut = self.finish.finished(band).reshape(merge, patch, 3, across, merge, patch)
-            row[:, :, :, :, 0] = cut.transpose(3, 0, 4, 2, 1, 5)
+        for band, row in zip(bands, patches.view(line)[..., 0], strict=True):
+            # (merge, patch, channel, across, merge) -> (across, merge, merge, channel, patch)
+            lines = self.finish.finished(band).reshape(merge, patch, 3, across, merge, patch).view(line)
+            row[:, :, :, :, 0] = lines[..., 0].transpose(3, 0, 4, 2, 1)
             row[:, :, :, :, 1:] = row[:, :, :, :, :1]
         grid = np.array([1, layout.height // patch, layout.width // patch], np.int64)
         arrays: Arrays = {

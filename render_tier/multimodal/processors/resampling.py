@@ -43,8 +43,10 @@ _AHEAD = 64
 """Rows resized along the width at once."""
 _SERIAL_PRODUCT = 2**18
 """OpenBLAS starts threads for products above this m * n * k; images are processed side by side instead."""
-_KEPT_AXES = 64
-"""Resizes of one side whose matrices are kept, under 1 MB each for images of some thousand pixels."""
+_KEPT_AXES = 32
+"""Resizes of one side whose matrices are kept."""
+_LONGEST_KEPT = 4096
+"""Pixels before and after; bounds what is kept of one to about 1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +193,14 @@ def _round(sums: Floats, offsets: Floats) -> None:
     np.floor(sums, out=sums)
 
 
-@functools.lru_cache(maxsize=_KEPT_AXES)
 def _axis(inputs: int, outputs: int, kind: Filter, start: int, stop: int, step: int) -> _Axis:
     """The outputs from `start` to `stop` in blocks of `step`."""
+    make = _kept_axis if max(inputs, outputs) <= _LONGEST_KEPT else _kept_axis.__wrapped__
+    return make(inputs, outputs, kind, start, stop, step)
+
+
+@functools.lru_cache(maxsize=_KEPT_AXES)
+def _kept_axis(inputs: int, outputs: int, kind: Filter, start: int, stop: int, step: int) -> _Axis:
     weights = integer_weights(inputs, outputs, kind, start, stop)
     one = 1 << weights.precision
     small = _CENTRE * int(np.abs(weights.values).sum(axis=1).max()) <= _EXACT_IN_FLOAT32

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import certifi
 import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, Phase, settings
@@ -53,6 +56,21 @@ def blocking_calls() -> Iterator[BlockBuster]:
         yield bb
     finally:
         bb.deactivate()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_authorities() -> Iterator[None]:
+    """All clients share one context with the world's certificates: to load them takes longer than a test."""
+    make = ssl.create_default_context
+    world = os.environ.get("SSL_CERT_FILE") or certifi.where()
+    shared = make(cafile=world)
+
+    def create(*purpose: ssl.Purpose, **options: Any) -> ssl.SSLContext:
+        return shared if not purpose and options == {"cafile": world} else make(*purpose, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", create)
+        yield
 
 
 def _model_directory(name: str) -> Path:

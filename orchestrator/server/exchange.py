@@ -17,18 +17,16 @@ from time import perf_counter
 from typing import Any, Final
 
 import msgspec
-import structlog
 
 from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
 from orchestrator.core.generation import Generation
 from orchestrator.core.request_machine import Event
-from orchestrator.core.request_records import RequestRecord
-from orchestrator.core.selection import Affinity, Decision
+from orchestrator.core.selection import Decision
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total
-from orchestrator.hops.errors import HopError, NoMembers
+from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import FINGERPRINT_HEADER, PATHS, Rendered
 from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
@@ -40,13 +38,13 @@ from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.output import OutputPump, Reader
 from orchestrator.server.planning import goes_through_prefill, require_memory, require_servable
 from orchestrator.server.recording import Recording
+from orchestrator.server.rendering import Rendering
+from orchestrator.server.reports import report
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.tracing import Span
 from orchestrator.server.whole import WholeAnswer
 from render_tier.protocol.errors import ApiError, GatewayTimeout, Unavailable
-
-log = structlog.get_logger(__name__)
 
 NOTED_DECISIONS: Final = 32
 """Of one request; what its header and its log line can hold."""
@@ -70,7 +68,7 @@ class Exchange:
         self.return_token_ids = request.return_token_ids
         self._forwarded = request.forwarded
         self._conversation = services.conversations.of(request.continues, request.who.tenant, request.model)
-        self._render_body = request.body
+        self._rendering = Rendering(request.body, request.session, self._conversation)
         self.span = services.tracing.request(
             PATHS[self.endpoint],
             request.forwarded,
@@ -92,8 +90,6 @@ class Exchange:
         self._place = services.admission.place("requests", request.who)
         self._prompts: list[legs.RenderedPrompt] = []
         self._features_bytes = 0
-        self._render_attempts = 0
-        self._render_tried: set[str] = set()
         self._render_task: asyncio.Task[None] | None = None
         self._last_task: asyncio.Task[None] | None = None
         self._open_runs = 1
@@ -171,50 +167,14 @@ class Exchange:
         )
 
     async def _render(self, run: Run) -> None:
-        services, admission = self.services, self.services.admission
-        self._render_attempts += 1
-        member: Member | None = None
-        try:
-            if self._render_attempts == 1:
-                await self._enter()
-                if self._conversation is not None:
-                    self._render_body = await self._conversation.body(self._request.body)
-            async with admission.place("render", self.who):
-                member = services.render_pool.choose(
-                    self._render_tried,
-                    Affinity(self._request.session),
-                    record=self.note_decision,
-                    suits=services.has_engines_for,
-                )
-                if member is None:
-                    raise NoMembers("render", "there is no render tier")
-                rendered = await self._render_on(member)
-        except HopError as error:
-            if member is None:
-                run.post(Event.RENDER_FAILED, error)
-                return
-            if self._conversation is not None and self._conversation.lets_go(error):
-                self._render_body = self._request.body
-                run.post(Event.RENDER_RETRY)
-                return
-            self._render_tried.add(member.url)
-            services.note_failure(services.render_pool, member, error)
-            if error.retry_safe and self._render_attempts < services.settings.policy.render_attempts:
-                services.metrics.retries.labels("render").inc()
-                run.post(Event.RENDER_RETRY)
-            else:
-                run.post(Event.RENDER_FAILED, error)
-            return
-        except ApiError as error:
-            # No place, or nothing to go on from.
-            run.post(Event.RENDER_FAILED, error)
-            return
-        services.render_pool.succeeded(member)
-        self.generation.rendered_by(member.generation)
-        self.timing.mark("rendered", perf_counter())
-        self._begin_runs(run, rendered)
+        ended = await self._rendering.attempt(self)
+        if isinstance(ended, Rendered):
+            self.timing.mark("rendered", perf_counter())
+            self._begin_runs(run, ended)
+        else:
+            run.post(*ended)
 
-    async def _enter(self) -> None:
+    async def enter(self) -> None:
         """Wait for a place. Raises ``ApiError``."""
         self.services.require_decode()
         self.services.admission.require_room()
@@ -234,22 +194,6 @@ class Exchange:
             if not each.machine.over:
                 through_prefill = goes_through_prefill(self.services, each)
                 each.post(Event.RENDERED if through_prefill else Event.RENDERED_DIRECT)
-
-    async def _render_on(self, member: Member) -> Rendered:
-        """Raises ``HopError``."""
-        budget = self.budget(self.services.settings.timeouts.render)
-        span = self.span.hop("render", member=member.url)
-        try:
-            with member.busy():
-                rendered = await self.services.render_client.render(
-                    member.url, self.endpoint, self._render_body, self.call_headers(span, budget), budget
-                )
-        except HopError as error:
-            span.end(error)
-            raise
-        finally:
-            span.end()
-        return rendered
 
     def _plan(self, rendered: Rendered) -> None:
         """Check what render made of the request, before any engine sees it, and lay out the runs.
@@ -371,7 +315,8 @@ class Exchange:
         self.services.integrity.in_flight -= 1
         self.services.integrity.features_bytes -= self._features_bytes
         self.services.exchanges.discard(self)
-        self._report()
+        self.timing.mark("finished", perf_counter())
+        report(self, self._request, self._outcome or "abandoned", self._error, self._usage())
         # They know this object. Without the circle a request is freed at its end, else by a collection of
         # garbage, of which tens of thousands of objects wait before that.
         self.runs.clear()
@@ -498,41 +443,3 @@ class Exchange:
     def continuation_header(self) -> bytes | None:
         """What became of the turn that the client named, once render has answered."""
         return None if self._conversation is None else self._conversation.header
-
-    # ---- the record ----------------------------------------------------------------------------------------
-
-    def _report(self) -> None:
-        outcome, timing, error = self._outcome or "abandoned", self.timing, self._error
-        timing.mark("finished", perf_counter())
-        metrics, usage = self.services.metrics, self._usage()
-        metrics.requests.labels(self.endpoint, outcome).inc()
-        metrics.observe(timing)
-        metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
-        metrics.tokens.labels("completion").inc(usage.completion_tokens)
-        self.span.end(
-            error,
-            outcome=outcome,
-            stream=self.streaming,
-            input_tokens=usage.prompt_tokens,
-            output_tokens=usage.completion_tokens,
-        )
-        told = {
-            "id": self.response_id,
-            "client_id": self._request.client_id,
-            "trace_id": self.span.trace_id,
-            "key": None if self._request.access is None else self._request.access.grant.name,
-            "endpoint": self.endpoint,
-            "stream": self.streaming,
-            "outcome": outcome,
-            "error": None if error is None else {"status": error.status, "message": error.message},
-            "runs": len(self.runs),
-            "members": [(role, made.winner.key, made.spilled) for role, made in self.decisions],
-            "usage": usage.as_json(),
-            "timing": timing.report(members=True),
-        }
-        log.info("request", **told)
-        self.services.records.add(
-            RequestRecord(
-                self.response_id, self.base_id, self._request.client_id, self.created, told, self.decisions
-            )
-        )

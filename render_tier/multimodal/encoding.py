@@ -7,7 +7,6 @@ tensors of several items are laid together.
 from __future__ import annotations
 
 import sys
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from pybase64 import b64encode
 
 from render_tier.multimodal.families import Family, Field
 
@@ -49,7 +49,7 @@ def encode_item(arrays: Mapping[str, npt.NDArray[Any]], family: Family, float_ty
 
 
 def _json_string(fields: Mapping[str, Any]) -> bytes:
-    return b'"%b"' % b64encode(msgspec.msgpack.encode(fields))
+    return b"".join((b'"', b64encode(msgspec.msgpack.encode(fields)), b'"'))
 
 
 def _field(field: Field, array: npt.NDArray[Any]) -> tuple[str, dict[str, Any]]:

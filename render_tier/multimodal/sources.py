@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from base64 import b64decode
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from pybase64 import b64decode
 
 SCHEMES = ("http", "https")
 

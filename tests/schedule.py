@@ -25,7 +25,8 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("vllm/test_render_corpus",),
     ("vllm/test_demo",),
     ("vllm/test_nixl_push",),
-    ("vllm/test_engine_equals_vllm", "vllm/test_mixed_parts", "vllm/test_kv_events"),
+    # First the events of an engine that has done nothing yet.
+    ("vllm/test_kv_events", "vllm/test_engine_equals_vllm", "vllm/test_mixed_parts"),
     ("vllm/test_render_equals_vllm", "vllm/test_derender_equals_vllm"),
     # The servers of tests/e2e/conftest.py.
     ("e2e/test_four_hops", "e2e/test_hop_programs", "e2e/test_prometheus", "e2e/test_token_clients"),

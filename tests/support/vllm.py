@@ -48,6 +48,18 @@ def traced(port: int) -> tuple[str, str]:
     return "--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"
 
 
+def publishing(events: int, replay: int) -> tuple[str, ...]:
+    """Flags of an engine that publishes its cache's events on one port, replays them on another one, and says
+    how many tokens of a prompt were cached."""
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://127.0.0.1:{replay}",
+    }
+    return "--kv-events-config", json.dumps(config), "--enable-prompt-tokens-details"
+
+
 def environment() -> Path:
     """The vLLM environment's directory. Raises `RuntimeError` that says what to do when there is none."""
     value = os.environ.get("VLLM_ENV")

@@ -36,9 +36,18 @@ def traces_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def vllm_engine(smollm2_dir: Path, traces_port: int, server_logs: Path) -> Iterator[ServerProcess]:
+def kv_event_ports() -> tuple[int, int]:
+    """Where the engine publishes what is in its cache, and where it replays that."""
+    return free_port(), free_port()
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(
+    smollm2_dir: Path, traces_port: int, kv_event_ports: tuple[int, int], server_logs: Path
+) -> Iterator[ServerProcess]:
     """SmolLM2 in vLLM, tokens-only, float32, served as `smollm2`; it can be paused."""
-    options = (*vllm.traced(traces_port), *vllm.DEVELOPMENT_OPTIONS)
+    events, replay = kv_event_ports
+    options = (*vllm.traced(traces_port), *vllm.DEVELOPMENT_OPTIONS, *vllm.publishing(events, replay))
     process = vllm.engine(smollm2_dir, "smollm2", *options, log_dir=server_logs)
     process.env |= vllm.ENGINE_TRACING | vllm.DEVELOPMENT
     vllm.start(process)

@@ -67,7 +67,9 @@ async def generate(url: str, prompts: list[Prompt], **sampling: Any) -> dict[str
         assert response.status_code == 200, (prompt.name, response.text)
         return prompt.name, response.json()["choices"][0]
 
-    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as client:
+    # vLLM closes idle connections after five seconds, so none is used twice.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as client:
         return dict(await asyncio.gather(*map(one, prompts)))
 
 

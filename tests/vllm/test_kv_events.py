@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,8 +12,7 @@ from orchestrator.core.exact_index import LookedUp
 from orchestrator.core.reported_cache import ReportedCache
 from orchestrator.hops.kv_events import KvEventFollower, Limits
 from tests.orchestrator.conftest import until
-from tests.support import vllm
-from tests.support.processes import ServerProcess, free_port
+from tests.support.processes import ServerProcess
 
 LIMITS = Limits(queued_messages=1000, message_bytes=2**20, replay_timeout=10.0)
 
@@ -31,17 +27,17 @@ async def cached_tokens(http: httpx.AsyncClient, token_ids: list[int], **more: s
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "replayed"])
 async def test_predictions_are_what_the_engine_finds(
-    publishing_engine: tuple[ServerProcess, str, str], late: bool
+    vllm_engine: ServerProcess, kv_event_ports: tuple[int, int], late: bool
 ) -> None:
-    engine, endpoint, replay = publishing_engine
+    endpoint, replay = (f"tcp://127.0.0.1:{port}" for port in kv_event_ports)
     cache = ReportedCache(10_000, 8, 0.0)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    follower = KvEventFollower(engine.url, cache, context, endpoint, replay, "", LIMITS)
+    follower = KvEventFollower(vllm_engine.url, cache, context, endpoint, replay, "", LIMITS)
     task = asyncio.create_task(follower.run())
     first = 1000 + 5000 * late
     try:
         await until(lambda: cache.trusted)
-        async with httpx.AsyncClient(base_url=engine.url, timeout=300) as http:
+        async with httpx.AsyncClient(base_url=vllm_engine.url, timeout=300) as http:
             found = []
             for length in (40, 200, 200, 333, 700, 150, 701):
                 token_ids = [first + i for i in range(length)]
@@ -66,19 +62,3 @@ async def test_predictions_are_what_the_engine_finds(
         task.cancel()
         await asyncio.wait([task])
         context.destroy(linger=0)
-
-
-@pytest.fixture(scope="module")
-def publishing_engine(smollm2_dir: Path, server_logs: Path) -> Iterator[tuple[ServerProcess, str, str]]:
-    """An engine that publishes events; with where, and where it replays them."""
-    events, replay = free_port(), free_port()
-    config = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://127.0.0.1:{replay}",
-    }
-    options = ("--kv-events-config", json.dumps(config), "--enable-prompt-tokens-details")
-    process = vllm.start(vllm.engine(smollm2_dir, "smollm2", *options, log_dir=server_logs))
-    yield process, f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
-    process.stop()

@@ -85,8 +85,7 @@ def reusing(
 
 def reuse(orchestrator: ServerProcess) -> dict[str, float]:
     """How often each result of a look for a kept turn has come up."""
-    name = "pd_turn_reuse_total"
-    return {s.labels["result"]: s.value for s in samples(orchestrator) if s.name == name}
+    return {s.labels["result"]: s.value for s in samples(orchestrator, "pd_turn_reuse_total")}
 
 
 def read_back(prefill: ServerProcess) -> float:

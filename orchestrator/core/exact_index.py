@@ -25,6 +25,7 @@ from orchestrator.core.kv_events import (
     GarbledEvents,
     KvEvent,
 )
+from orchestrator.core.media import Item
 
 WIDTH: Final = 8
 """Bytes of an ID in a key."""
@@ -52,14 +53,30 @@ class LookedUp:
     """How many of the prompt's IDs can be cached."""
     model: str | None = None
     salt: str | None = None
+    media: tuple[Item, ...] = ()
 
     @classmethod
     def of(
-        cls, token_ids: Sequence[int], *, most: int, model: str | None = None, salt: str | None = None
+        cls,
+        token_ids: Sequence[int],
+        *,
+        most: int,
+        model: str | None = None,
+        salt: str | None = None,
+        media: tuple[Item, ...] = (),
     ) -> LookedUp:
         """``most`` bounds the IDs that are looked at."""
         tokens = max(min(len(token_ids) - 1, most), 0)
-        return cls(_pack(token_ids[:tokens]), tokens, model, salt)
+        return cls(_pack(token_ids[:tokens]), tokens, model, salt, media)
+
+    def shown(self, start: int, end: int) -> list[tuple[str, int]]:
+        """What vLLM says of the media in a block: their hashes, and where they begin, counted from the
+        block's own beginning."""
+        return [
+            (item.hash, item.offset - start)
+            for item in self.media
+            if item.offset < end and start < item.offset + item.length
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,12 +138,12 @@ class ExactIndex:
         node, start = group.root, 0
         everywhere = [prompt.model] if prompt.model in self._loras else []
         while True:
-            salted = prompt.salt is not None and start == 0
-            extra = [*everywhere, prompt.salt] if salted else everywhere
+            salt = [prompt.salt] if prompt.salt is not None and start == 0 else []
             for size in group.sizes:
                 end = start + size
                 if end > prompt.tokens:
                     continue
+                extra = [*everywhere, *prompt.shown(start, end), *salt]
                 child = node.children.get(_key(prompt.packed[start * WIDTH : end * WIDTH], extra))
                 if child is not None and child.holders:
                     node, start = child, end

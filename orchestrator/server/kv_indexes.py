@@ -93,8 +93,8 @@ class KvIndexes:
             self._context.destroy(linger=0)
 
     def looked_up(self, prompt: RenderedPrompt) -> LookedUp | None:
-        """None when nobody is followed, and for prompts with media, whose keys are not known here."""
-        if not self._followers or prompt.media:
+        """None when nobody is followed."""
+        if not self._followers:
             return None
         salt = prompt.fields.get("cache_salt")
         return LookedUp.of(
@@ -102,6 +102,7 @@ class KvIndexes:
             most=self._most,
             model=prompt.model,
             salt=None if salt is None else msgspec.json.decode(salt, type=str | None),
+            media=prompt.media,
         )
 
     def compare(self, role: str, member: Member, prompt: LookedUp, predicted: int, reported: int) -> None:

@@ -1,11 +1,13 @@
 """A chat with images over four hops says what one vLLM says that is given the files themselves: our pixels,
-hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL.
+hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL. What the
+prefill engine reports of its cache is found again for the same images.
 
 The engines have a tokenizer (`--enable-scale-out`): a vLLM with `--tokens-only` takes no model with vision.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ import pytest
 from orchestrator.demo import vllm_cpu
 from tests.support import vllm
 from tests.support.images import data_url, file, picture
-from tests.support.pd_stack import FREE, IDLE, becomes_free, metric, stranded
+from tests.support.pd_stack import FREE, IDLE, PATIENT, becomes_free, metric, stranded
 from tests.support.processes import ServerProcess, free_port, orchestrator_server, render_tier_server
 from tests.support.seeing_model import write_seeing_model
 from tests.vllm.torchvision_reference import torchvision_path
@@ -37,14 +39,14 @@ class Stack:
     orchestrator: ServerProcess
 
 
-def engine(model: Path, role: str, log_dir: Path) -> ServerProcess:
+def engine(model: Path, role: str, *more: str, log_dir: Path) -> ServerProcess:
     options = [option for option in vllm_cpu.PAIR_OPTIONS if option != "--tokens-only"]
     process = vllm.server(
         f"vllm-{role}",
         *("serve", model, "--served-model-name", NAME, *options, "--enable-scale-out"),
         # What the largest image would take is not measured: minutes on a CPU.
         *("--skip-mm-profiling", "--kv-transfer-config", vllm_cpu.transfer_config(role)),
-        *(("--no-enable-prefix-caching",) if role == "decode" else ()),
+        *more,
         log_dir=log_dir,
     )
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path()])
@@ -56,7 +58,9 @@ def engine(model: Path, role: str, log_dir: Path) -> ServerProcess:
 def stack(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     log_dir = tmp_path_factory.mktemp("images")
     model = write_seeing_model(qwen3_dir.parent, log_dir / NAME)
-    prefill, decode = engine(model, "prefill", log_dir), engine(model, "decode", log_dir)
+    ports = free_port(), free_port()
+    prefill = engine(model, "prefill", *vllm.publishing(*ports), log_dir=log_dir)
+    decode = engine(model, "decode", "--no-enable-prefix-caching", log_dir=log_dir)
     with ExitStack() as exits:
         for process in (prefill, decode):
             exits.callback(process.stop)
@@ -66,7 +70,15 @@ def stack(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             render_tier_server(model, "--served-model-name", NAME, "--dtype", "float32", log_dir=log_dir)
         )
         members = ("--render", render.url, "--prefill", prefill.url, "--decode", decode.url)
-        orchestrator = exits.enter_context(orchestrator_server(*members, log_dir=log_dir))
+        endpoint, replay = (f"tcp://127.0.0.1:{port}" for port in ports)
+        config = log_dir / "orchestrator.json"
+        config.write_text(
+            json.dumps(
+                PATIENT
+                | {"kv_events": {"endpoints": {prefill.url: endpoint}, "replay": {prefill.url: replay}}}
+            )
+        )
+        orchestrator = exits.enter_context(orchestrator_server(*members, "--config", config, log_dir=log_dir))
         yield Stack(prefill, decode, orchestrator)
 
 
@@ -96,8 +108,9 @@ def said(server: ServerProcess, body: dict[str, Any]) -> tuple[list[int], list[l
     return answer["prompt_token_ids"], [choice["token_ids"] for choice in choices], texts
 
 
-ONE = shown((64, 48))
-OTHER = shown((64, 48), seed=7)
+ONE = shown((448, 336))
+OTHER = shown((448, 336), seed=7)
+"""Of 192 tokens, more than a block of an engine's KV."""
 CHATS: dict[str, dict[str, Any]] = {
     "one image": chat(*ONE),
     "another of the same size": chat(*OTHER),
@@ -132,5 +145,8 @@ def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
     # An image that has been seen is taken from caches, and the other one still is another.
     for name in ("one image", "another of the same size"):
         assert said(stack.orchestrator, CHATS[name]) == answers[name]
+    predictions = "pd_kv_index_predictions_total"
+    assert metric(stack.orchestrator, predictions, role="prefill", result="held") >= 2
+    assert metric(stack.orchestrator, predictions, role="prefill", result="drifted") == 0
     assert stranded(stack.orchestrator) == {}
     becomes_free((stack.orchestrator, IDLE), (stack.prefill, FREE), (stack.decode, FREE))

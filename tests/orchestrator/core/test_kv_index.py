@@ -22,6 +22,7 @@ from orchestrator.core.kv_events import (
     read_batch,
     read_sequence,
 )
+from orchestrator.core.media import Item
 from orchestrator.core.reported_cache import ReportedCache
 
 SIZE = 2
@@ -410,3 +411,22 @@ def test_no_bytes_end_in_another_error(payload: bytes) -> None:
 def test_events_that_make_no_sense_are_garbled(event: BlockStored) -> None:
     with pytest.raises(GarbledEvents):
         ExactIndex(10).apply(event)
+
+
+def test_blocks_that_show_images_are_found_for_the_same_images_at_the_same_places() -> None:
+    """As vLLM names them: beside the IDs of a block stand the hash of each image in it and the image's
+    beginning, counted from the block's."""
+    index = ExactIndex(100)
+    # IDs 1 to 3 show image a, ID 5 shows image b, in blocks of two.
+    keys: list[Any] = [[["a", 1], "salt"], [["a", -1]], [["b", 1]]]
+    index.apply(stored([1, 9, 9, 9, 2, 9], [b"x", b"y", b"z"], extra_keys=keys))
+
+    def found(*media: Item, salt: str | None = "salt") -> int:
+        return index.cached_tokens(looked_up([1, 9, 9, 9, 2, 9], media=media, salt=salt))
+
+    a, b = Item("a", 1, 3), Item("b", 5, 1)
+    assert found(a, b) == 6
+    assert found(a, Item("c", 5, 1)) == 4
+    assert found(a) == 4
+    assert found(Item("a", 1, 1), b) == 2, "the second block shows nothing then"
+    assert found(Item("b", 1, 3), b) == found() == found(a, b, salt=None) == 0

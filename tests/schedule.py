@@ -7,7 +7,6 @@ takes longest begins first, so that the workers end together.
 from __future__ import annotations
 
 import os
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,15 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("vllm/test_render_corpus",),
     ("vllm/test_demo",),
     ("vllm/test_nixl_push",),
+    ("vllm/test_images",),
     # First the events of an engine that has done nothing yet.
     ("vllm/test_kv_events", "vllm/test_engine_equals_vllm", "vllm/test_mixed_parts"),
     ("vllm/test_render_equals_vllm", "vllm/test_derender_equals_vllm"),
     # The servers of tests/e2e/conftest.py.
     ("e2e/test_four_hops", "e2e/test_hop_programs", "e2e/test_prometheus", "e2e/test_token_clients"),
     ("e2e/test_responses", "e2e/test_messages", "e2e/test_records", "e2e/test_exact_tokens"),
+    ("render_tier/server/test_schema_fuzz",),
+    ("e2e/test_render_deaths",),
     ("continuation/test_campaign",),
     # Both encoders of every real tokenizer.
     (
@@ -49,15 +51,14 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("orchestrator/embedded/test_pd_equals_colocated",),
     ("e2e/test_demo",),
 )
-"""Files of one worker, in their order; each name is a pattern. The other files come after them, in pytest's
-order."""
-PLACES = [(unit, place, name) for unit, names in enumerate(UNITS) for place, name in enumerate(names)]
+"""Files of one worker, in their order. The other files come after them, in pytest's order."""
+PLACES = {name: (unit, place) for unit, names in enumerate(UNITS) for place, name in enumerate(names)}
 
 
 def placed(file: str) -> tuple[int, int]:
     """The unit of a file (a path below `tests`, without its suffix) and its place there; the last of all for
     one that has none."""
-    return next(((u, place) for u, place, name in PLACES if fnmatch(file, name)), (len(UNITS), 0))
+    return PLACES.get(file, (len(UNITS), 0))
 
 
 class Units(LoadFileScheduling):

@@ -27,7 +27,7 @@ CAST_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True)
 class EncodedItem:
-    """JSON strings, ready to stand in a reply."""
+    """In base64."""
 
     kwargs: bytes
     metadata: bytes | None
@@ -45,11 +45,12 @@ def encode_item(arrays: Mapping[str, npt.NDArray[Any]], family: Family, float_ty
         for name, field in family.fields.items()
     }
     metadata = {name: fields[name] for name, field in family.fields.items() if field.keep_on_cpu}
-    return EncodedItem(_json_string(fields), _json_string(metadata) if metadata else None)
+    return EncodedItem(_packed(fields), _packed(metadata) if metadata else None)
 
 
-def _json_string(fields: Mapping[str, Any]) -> bytes:
-    return b"".join((b'"', b64encode(msgspec.msgpack.encode(fields)), b'"'))
+def _packed(fields: Mapping[str, Any]) -> bytes:
+    packed: bytes = b64encode(msgspec.msgpack.encode(fields))
+    return packed
 
 
 def _field(field: Field, array: npt.NDArray[Any]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +20,46 @@ class InconsistentFeatures(ValueError):
     does."""
 
 
+@dataclass(frozen=True)
+class Features:
+    hashes: Sequence[str]
+    ranges: Sequence[Range]
+    kwargs: Sequence[bytes] | None
+    """Of each image, in base64; None for the payload "none"."""
+    metadata: Sequence[bytes | None] | None
+    """As `kwargs`; None where the family has none."""
+
+    def pieces(self) -> list[bytes]:
+        """The JSON object, in pieces: items are large, and are not copied."""
+        return [
+            msgspec.json.encode(self._places())[:-1],
+            *(b',"kwargs_data":', *_strings(self.kwargs), b',"mm_metadata":', *_strings(self.metadata), b"}"),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        decoded: dict[str, Any] = msgspec.json.decode(b"".join(self.pieces()))
+        return decoded
+
+    def _places(self) -> dict[str, Any]:
+        return {
+            "mm_hashes": {MODALITY: list(self.hashes)},
+            "mm_placeholders": {
+                MODALITY: [{"offset": where.offset, "length": where.length} for where in self.ranges]
+            },
+        }
+
+
+def _strings(items: Sequence[bytes | None] | None) -> list[bytes]:
+    if items is None:
+        return [b"null"]
+    pieces = [b'{"%b":[' % MODALITY.encode()]
+    for item in items:
+        pieces += [b"null"] if item is None else [b'"', item, b'"']
+        pieces.append(b",")
+    pieces[-1] = b"]}"
+    return pieces
+
+
 def features_of(
     images: Sequence[PreparedImage],
     hashes: Sequence[str],
@@ -26,26 +67,14 @@ def features_of(
     *,
     prompt_length: int,
     payload: Payload,
-) -> dict[str, Any]:
-    """Items are JSON already (`msgspec.Raw`). With ``payload`` "none" there are none of them.
-
-    Raises InconsistentFeatures.
-    """
+) -> Features:
+    """With ``payload`` "none" there are no items. Raises InconsistentFeatures."""
     _check(images, hashes, ranges, prompt_length)
-    features: dict[str, Any] = {
-        "mm_hashes": {MODALITY: list(hashes)},
-        "mm_placeholders": {MODALITY: [{"offset": where.offset, "length": where.length} for where in ranges]},
-        "kwargs_data": None,
-        "mm_metadata": None,
-    }
-    if payload == "tensors":
-        features["kwargs_data"] = {MODALITY: [msgspec.Raw(image.item.kwargs) for image in images]}
-        metadata = [image.item.metadata for image in images]
-        if any(item is not None for item in metadata):
-            features["mm_metadata"] = {
-                MODALITY: [None if item is None else msgspec.Raw(item) for item in metadata]
-            }
-    return features
+    if payload == "none":
+        return Features(hashes, ranges, None, None)
+    metadata = [image.item.metadata for image in images]
+    has_some = any(item is not None for item in metadata)
+    return Features(hashes, ranges, [image.item.kwargs for image in images], metadata if has_some else None)
 
 
 def _check(

@@ -11,7 +11,7 @@ from render_tier.model.context_length import text_config
 from render_tier.model.files import read_json_object
 from render_tier.multimodal.encoding import FloatType
 from render_tier.multimodal.families import family_of
-from render_tier.multimodal.features import Payload, features_of
+from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import UnsupportedProcessor
 from render_tier.multimodal.placeholders import Range, expand
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
@@ -52,7 +52,7 @@ class Vision:
         *,
         prompt_length: int,
         payload: Payload,
-    ) -> dict[str, Any]:
+    ) -> Features:
         hashes = [each.mm_hash for each in images]
         prepared = [each.image for each in images]
         return features_of(prepared, hashes, ranges, prompt_length=prompt_length, payload=payload)

@@ -48,7 +48,7 @@ from render_tier.rendering.system_order import refuses_inline_system
 from render_tier.rendering.token_ids import PromptIds
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
-    from render_tier.multimodal.features import Payload
+    from render_tier.multimodal.features import Features, Payload
     from render_tier.multimodal.vision import PromptImage, Vision
 
 
@@ -248,7 +248,7 @@ class Renderer:
                 prompt,
                 lambda other: self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0],
             )
-        features: dict[str, Any] | None = None
+        features: Features | None = None
         if images:
             prompt, features = self._with_images(prompt, images, request.mm_payload)
         rules = self._output_rules(request, kwargs, prompt.ids)
@@ -262,11 +262,10 @@ class Renderer:
         generate.reasoning_ended = rules.reasoning_ended
         if self._reasoning is not None:
             generate.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
-        generate.features = features
         generate.continuation = report
         if warnings:
             generate.warnings = warnings
-        return Rendered(generate, prompt.ids)
+        return Rendered(generate, prompt.ids, features)
 
     def _responses_chat(self, request: ResponsesRequest) -> ChatCompletionRequest:
         joined = self._native is None or self._native.joins_parts
@@ -366,7 +365,7 @@ class Renderer:
 
     def _with_images(
         self, prompt: EncodedPrompt, images: Sequence[PromptImage], payload: Payload
-    ) -> tuple[EncodedPrompt, dict[str, Any]]:
+    ) -> tuple[EncodedPrompt, Features]:
         """The prompt with the images' tokens in it, and the features that say where they are."""
         assert self._vision is not None
         try:

@@ -42,15 +42,10 @@ FAMILY = Family(
 )
 
 
-def text_of(encoded: bytes) -> str:
-    text: str = json.loads(encoded)
-    return text
-
-
 @pytest.fixture(scope="module")
 def items() -> dict[str, str]:
     return {
-        f"{name} {float_type}": text_of(encode_item(arrays, FAMILY, float_type).kwargs)
+        f"{name} {float_type}": encode_item(arrays, FAMILY, float_type).kwargs.decode()
         for name, arrays in ARRAYS.items()
         for float_type in FLOAT_TYPES
     }

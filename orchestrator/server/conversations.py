@@ -26,10 +26,11 @@ from orchestrator.turn_settings import ConversationSettings
 from render_tier.protocol.errors import ApiError, BadGateway, ContinuationRefused, Unavailable
 from render_tier.protocol.generate import ContinuationReport
 
-Missing = Literal["unknown_conversation", "store_unavailable"]
+Missing = Literal["unknown_conversation", "store_unavailable", "images"]
 DETAILS: Final[dict[str, str]] = {
     "unknown_conversation": "nothing is kept under this conversation_id: it is new, or its time is over",
     "store_unavailable": "what is kept of conversations cannot be read at the moment",
+    "images": "a prompt with images is rendered whole",
     "not_supported": "the render tier does not tell whether the prompt goes on from the turn before",
 }
 
@@ -113,11 +114,18 @@ class Conversation:
 
     def lets_go(self, error: HopError) -> bool:
         """Whether render refuses IDs that were kept here, so that it must be asked without: they may be of
-        another model's vocabulary that was served under this name before."""
-        refused = self._found and error.client_fault and (error.param or "").startswith("continuation.")
-        if refused:
-            self._found, self._missing = False, "unknown_conversation"
-        return refused
+        another model's vocabulary that was served under this name before, or the request has images now, and
+        render takes none of its turns then."""
+        if not self._found or not error.client_fault or error.param is None:
+            return False
+        if error.param.startswith("continuation."):
+            self._missing = "unknown_conversation"
+        elif error.param == "continuation" and not self._asked.strict:
+            self._missing = "images"
+        else:
+            return False
+        self._found = False
+        return True
 
     def rendered(self, prompt: RenderedPrompt) -> None:
         """Take render's report. Raises ``ApiError`` where a client that insists would get another prompt."""

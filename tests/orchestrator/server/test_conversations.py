@@ -145,6 +145,22 @@ async def test_a_render_tier_that_knows_no_continuations(launch: Launch) -> None
 
 
 @pytest.mark.parametrize("strict", [False, True])
+async def test_a_turn_of_text_before_one_with_images(launch: Launch, strict: bool) -> None:
+    error = {"message": "not beside images", "type": "BadRequestError", "param": "continuation", "code": 400}
+    async with launch() as stack:
+        await say(stack, "xx", "xxx")
+        stack.render.faults[RENDER].append(Status(400, json.dumps({"error": error}).encode()))
+        status, body, told = await say(stack, "xx", "xxx", continuation_strict=strict)
+        if strict:
+            assert (status, body["error"]["message"]) == (400, "not beside images")
+            assert carried(stack) == [None, FIRST]
+        else:
+            assert told == "parted; kept_tokens=0; reason=images"
+            assert carried(stack) == [None, FIRST, None]
+        await stack.settled()
+
+
+@pytest.mark.parametrize("strict", [False, True])
 async def test_kept_ids_that_render_does_not_know_any_more(launch: Launch, strict: bool) -> None:
     error = {"message": "outside the vocabulary", "type": "BadRequestError", "code": 400}
     refusal = Status(400, json.dumps({"error": error | {"param": "continuation.output_token_ids"}}).encode())

@@ -11,7 +11,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
-	fault-campaign continuation-campaign test-manifest constraints manifests board clean
+	fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom bench-goodput bench-autoscale clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,15 @@ constraints: venv ## write down the exact versions now in .venv (constraints.txt
 
 manifests: models ## deploy/kubernetes anew, as the chart renders it
 	$(BIN)/python -m tests.support.charts
+
+docs: check-python ## docs as a site, in build/docs (fetches mkdocs-material)
+	@$(PYTHON) -m venv .cache/docs && .cache/docs/bin/pip install -q mkdocs-material==9.8.2
+	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --quiet --strict
+
+sbom: check-python ## a bill of materials of each image's Python packages (CycloneDX), in build/sbom
+	@$(PYTHON) -m venv .cache/sbom && .cache/sbom/bin/pip install -q cyclonedx-bom==7.5.0 && mkdir -p build/sbom
+	for image in render orchestrator engine; do .cache/sbom/bin/cyclonedx-py requirements deploy/docker/$$image.lock \
+	  --output-reproducible --output-format JSON --output-file build/sbom/$$image.cdx.json || exit 1; done
 
 board: venv ## deploy/grafana/board.json anew from scripts/grafana_board.py
 	$(BIN)/python scripts/grafana_board.py > deploy/grafana/board.json

@@ -95,7 +95,7 @@ class Settings(BaseModel):
     """Longest state of a stream that a client may send."""
 
     limit_mm_per_prompt: dict[str, int] = {}
-    """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 for none."""
+    """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 serves the model without."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
     mm_device_do_normalize: bool = True

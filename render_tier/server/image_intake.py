@@ -151,6 +151,8 @@ class ImageIntake:
         if isinstance(loaded, PreparedImage):
             return loaded
         flight = self._flights.get(loaded.key)
+        if flight is None and (done := self._preparation.cache.get(loaded.key)) is not None:
+            return done  # by a request that was a little earlier
         if flight is None:
             work = self._pool.run(partial(self._preparation.prepare, loaded))
             flight = self._flights[loaded.key] = asyncio.create_task(work)

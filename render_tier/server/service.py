@@ -121,21 +121,27 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
     """Raises ModelLoadError."""
     if not isinstance(assets.config.get("vision_config"), dict):
         return None
+    if settings.limit_mm_per_prompt.get("image") == 0:
+        return None
     try:
         from render_tier.multimodal.vision import open_vision
         from render_tier.server.image_intake import served_images
     except ImportError as error:
         log.warning("images_refused", reason=f"the extra multimodal is not installed: {error}")
         return None
-    vision = open_vision(
-        assets,
-        lambda text: engine.ids(text, add_special_tokens=False),
-        dtype=settings.dtype,
-        engine_normalizes=settings.mm_device_do_normalize,
-        processor_kwargs=settings.mm_processor_kwargs,
-        max_pixels=settings.max_image_pixels,
-        cache_bytes=settings.image_cache_bytes,
-    )
+    try:
+        vision = open_vision(
+            assets,
+            lambda text: engine.ids(text, add_special_tokens=False),
+            dtype=settings.dtype,
+            engine_normalizes=settings.mm_device_do_normalize,
+            processor_kwargs=settings.mm_processor_kwargs,
+            max_pixels=settings.max_image_pixels,
+            cache_bytes=settings.image_cache_bytes,
+        )
+    except ModelLoadError as error:
+        hint = """--limit-mm-per-prompt '{"image": 0}' serves the model without images"""
+        raise ModelLoadError(f"{error}; {hint}") from None
     return None if vision is None else served_images(vision, settings)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
+from render_tier.model import ModelLoadError
+from render_tier.protocol.chat import ChatCompletionRequest
+from render_tier.protocol.errors import BadRequest
 from render_tier.server.app import RenderApp
 from render_tier.server.service import Service
 from tests.support import vision_models
@@ -120,15 +123,19 @@ async def test_gemma_answers_equal_vllms_but_for_what_a_range_holds(serve: Any) 
         assert given == answers[name], name
 
 
-async def test_an_image_is_processed_once(serve: Any) -> None:
+async def test_an_image_is_processed_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
+    preparation, processed = server.app.runtime.service.images.vision.preparation, []
+    prepare = preparation.prepare
+    monkeypatch.setattr(preparation, "prepare", lambda loaded: processed.append(1) or prepare(loaded))
     body = chat(part(file(picture(70, 50, seed=77))), text("?"))
     first, *others = await asyncio.gather(*(server.render(body) for _ in range(4)))
     again = await server.render(body)
     for other in (*others, again):
         assert other.json()["features"] == first.json()["features"]
     metrics = (await server.client.get("/metrics")).text
-    assert 'render_tier_images_total{result="kept"} 1.0' in metrics
+    assert len(processed) == 1
+    assert 'render_tier_images_total{result="kept"}' in metrics
     assert "render_tier_image_memory_bytes 0.0" in metrics
 
 
@@ -321,6 +328,16 @@ async def test_gemma_gets_line_breaks_as_its_tokenizer_joins_them(serve: Any) ->
     inside = answer["token_ids"][where["offset"] : where["offset"] + where["length"]]
     assert set(inside) == {262144}
     assert len(inside) == 256
+
+
+def test_processor_that_is_not_known(services: dict[str, Service]) -> None:
+    served = services["qwen2_5_vl"].assets
+    settings = settings_for(served.directory, mm_processor_kwargs={"do_resize": False})
+    with pytest.raises(ModelLoadError, match=r"do_resize=False.*--limit-mm-per-prompt"):
+        Service(settings, served)
+    as_text = Service(settings.model_copy(update={"limit_mm_per_prompt": {"image": 0}}), served)
+    with pytest.raises(BadRequest, match="not a multimodal model"):
+        as_text.renderer.chat(ChatCompletionRequest.parse(chat(part(SMALL))))
 
 
 def test_text_models_load_nothing_of_it(qwen3_dir: Path) -> None:

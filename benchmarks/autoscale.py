@@ -291,9 +291,12 @@ class Deployment:
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:
-        await asyncio.gather(*self._tasks)
-        for replica in self.replicas:
-            self.cpu += cpu_seconds(replica.process.pid)
+        """Ends all; it may be said twice."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self.replicas:
+            replica = self.replicas.pop()
+            if replica.process.running:
+                self.cpu += cpu_seconds(replica.process.pid)
             await asyncio.to_thread(replica.process.stop)
 
 
@@ -408,9 +411,9 @@ class Control:
         return event
 
 
-async def play(day: Day, balancer: Balancer, directory: Path) -> int:
+async def play(day: Day, balancer: Balancer, deployment: Deployment) -> int:
+    """The exit code."""
     work, tally = workload(PROMPT, OUTPUT), Tally()
-    deployment = Deployment(balancer, directory)
     deployment.want(1)
     await deployment.started()
     timeout = aiohttp.ClientTimeout(total=30)
@@ -433,6 +436,11 @@ async def play(day: Day, balancer: Balancer, directory: Path) -> int:
         await asyncio.gather(*streams, *passing)
     seen = control.seen
     await deployment.close()
+    report(day, tally, seen, len(streams), deployment.cpu)
+    return 0 if tally.finished == len(streams) and not tally.altered else 1
+
+
+def report(day: Day, tally: Tally, seen: Seen, streams: int, cpu: float) -> None:
     print_table(
         "Every second",
         ["s", "load", "tokens/s", "ideal replicas", "wanted", "ready", ""],
@@ -440,16 +448,22 @@ async def play(day: Day, balancer: Balancer, directory: Path) -> int:
     )
     absorbed = "never" if seen.absorbed is None else f"{seen.absorbed:.1f} s"
     print(
-        f"\n{len(streams)} streams of {OUTPUT + 1} calls: {tally.lost} lost, {tally.altered} altered;"
+        f"\n{streams} streams of {OUTPUT + 1} calls: {tally.lost} lost, {tally.altered} altered;"
         f" {tally.repeated} calls sent again by the client"
         f"\na {day.peak:g}x step was met after {absorbed}: a decision every {PERIOD:g} s, then a start"
         f"\nreplica-seconds {seen.replica_seconds:.0f}, ideal {seen.ideal_seconds:.0f}"
-        f" ({seen.replica_seconds / seen.ideal_seconds:.2f}x); CPU of all replicas {deployment.cpu:.0f} s"
+        f" ({seen.replica_seconds / seen.ideal_seconds:.2f}x); CPU of all replicas {cpu:.0f} s"
     )
     for complaint in tally.complaints[:5]:
         print(complaint)
-    whole = tally.finished == len(streams) and not tally.altered
-    return 0 if whole else 1
+
+
+async def run(day: Day, balancer: Balancer, directory: Path) -> int:
+    deployment = Deployment(balancer, directory)
+    try:
+        return await play(day, balancer, deployment)
+    finally:
+        await deployment.close()
 
 
 def main() -> None:
@@ -464,7 +478,7 @@ def main() -> None:
         day = Day(((20, 1), (15, 2), (40, 4), (20, 3), (30, 2), (40, 1)))
     print(machine())
     with tempfile.TemporaryDirectory(prefix="autoscale-") as scratch, haproxy(Path(scratch)) as balancer:
-        code = asyncio.run(play(day, balancer, Path(scratch)))
+        code = asyncio.run(run(day, balancer, Path(scratch)))
     print(f"load at the end: {machine().rpartition('load ')[2]}")
     sys.exit(code)
 

@@ -3,10 +3,10 @@
 Real processes: render tier, a scripted prefill and a scripted decode engine with leases and KV transfer, one
 orchestrator. Clients stream, ask whole, ask for several choices, stop early, send what is refused, and leave
 in the middle. What the services remember by design (caches, the prefix index) is bounded; here the bounds are
-small, so that they are reached soon and what still grows is a leak. The first fifth is warm-up; growth is the
-slope of a line through the samples after it, and through those of the last half, so that a single high sample
-neither hides nor makes one. At the end everything that the orchestrator counts as under way must be zero; the
-exit code says whether it was.
+small, so that they are reached soon and what still grows is a leak, but for a prefill engine's last 10,000
+leases (2 MB). The first fifth is warm-up; growth is the slope of a line through the samples after it, and
+through those of the last half, so that a single high sample neither hides nor makes one. At the end
+everything that the orchestrator counts as under way must be zero; the exit code says whether it was.
 
     python -m benchmarks.soak --minutes 30
 """

@@ -181,7 +181,11 @@ class TestChat:
         param = "continuation" if expected[1] is None else f"messages.{expected[1]}"
         with pytest.raises(BadRequest, match=expected[0]) as refused:
             turn.go_on(messages, continuation_strict=True)
-        assert (refused.value.status, refused.value.type, refused.value.param) == (400, "ContinuationRefusedError", param)
+        assert (refused.value.status, refused.value.type, refused.value.param) == (
+            400,
+            "ContinuationRefusedError",
+            param,
+        )
 
     def test_an_answer_that_the_template_writes_otherwise(
         self, turn: Conversation, qwen3_assets: ModelAssets

@@ -29,6 +29,7 @@ TOOLS = ROOT / ".cache" / "tools"
 APPS = {"render-tier": render_cli.app, "pd-orchestrator": orchestrator_cli.app}
 EXTRAS = {
     "render": ("harmony", "otel"),
+    "multimodal": ("harmony", "multimodal", "otel"),
     "orchestrator": ("dns", "kv-events", "otel", "redis"),
     "engine": ("demo",),
 }
@@ -82,7 +83,18 @@ def test_what_an_image_installs_is_pinned_hashed_and_as_tested(image: str) -> No
     direct = [Requirement(line) for line in needed]
     wanted = {canonicalize_name(one.name) for one in direct if not one.marker or one.marker.evaluate(markers)}
     assert wanted <= set(locked)
-    assert not {"torch", "transformers", "vllm", *(["numpy"] if image != "engine" else [])} & set(locked)
+    assert not ({"numpy", "pillow", "torch", "transformers", "vllm"} - wanted) & set(locked)
+
+
+def test_the_image_for_models_with_vision_is_the_text_models_and_what_images_take() -> None:
+    text, vision = ((DOCKER / f"{image}.lock").read_text() for image in ("render", "multimodal"))
+    assert set(text.splitlines()) < set(vision.splitlines())
+    [_, _, render], [_, _, multimodal] = (
+        INSTRUCTIONS[at : at + 3]
+        for at, instruction in enumerate(INSTRUCTIONS)
+        if instruction in [("FROM", f"runtime AS {image}") for image in ("render", "multimodal")]
+    )
+    assert render == multimodal
 
 
 def test_every_image_is_confined_and_checks_itself() -> None:
@@ -103,7 +115,8 @@ def test_every_image_is_confined_and_checks_itself() -> None:
 def test_images_start_commands_that_exist() -> None:
     started = [json.loads(argument) for word, argument in INSTRUCTIONS if word == "ENTRYPOINT"]
     assert [words[:2] for words in started] == [
-        ["render-tier", "serve"], ["pd-orchestrator", "serve"], ["pd-orchestrator", "engine"],
+        ["render-tier", "serve"], ["render-tier", "serve"], ["pd-orchestrator", "serve"],
+        ["pd-orchestrator", "engine"],
     ]  # fmt: skip
     for words in started:
         check_words(*words)

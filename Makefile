@@ -92,7 +92,7 @@ constraints: venv ## write down the exact versions now in .venv (constraints.txt
 	   $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' | sort -f; } > .cache/constraints.tmp
 	@mv .cache/constraints.tmp constraints.txt
 
-manifests: models ## deploy/kubernetes anew, as the chart renders it
+manifests: models ## deploy/kubernetes anew, as the chart renders it, and the chart's copies of alerts and board
 	$(BIN)/python -m tests.support.charts
 
 docs: check-python ## docs as a site, in build/docs (fetches mkdocs-material)

@@ -68,6 +68,29 @@ def test_plain_manifests_are_what_the_chart_renders(name: str) -> None:
     assert (charts.PLAIN / name).read_text() == charts.render(*charts.COMMITTED[name]), "run make manifests"
 
 
+@pytest.mark.parametrize("name", charts.CARRIED)
+def test_the_chart_carries_the_alerts_and_the_board_as_they_are(name: str) -> None:
+    assert (charts.CHART / "files" / name).read_bytes() == charts.CARRIED[name].read_bytes(), (
+        "run make manifests"
+    )
+
+
+def test_alerts_and_board_are_rendered_unchanged_and_where_they_are_looked_for(
+    renderings: dict[str, list[Manifest]],
+) -> None:
+    [alerts] = of_kind(renderings["full"], "PrometheusRule")
+    assert alerts["spec"] == yaml.safe_load(charts.CARRIED["rules.yaml"].read_text())
+    assert alerts["metadata"]["labels"]["release"] == "prometheus"
+    [board] = [
+        one for one in of_kind(renderings["full"], "ConfigMap") if one["metadata"]["name"] == "pd-board"
+    ]
+    [content] = board["data"].values()
+    assert json.loads(content) == json.loads(charts.CARRIED["board.json"].read_text())
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    names = {one["metadata"]["name"] for one in renderings["default"]}
+    assert names.isdisjoint({alerts["metadata"]["name"], "pd-board"})
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid_for_kubernetes(renderings: dict[str, list[Manifest]], version: str) -> None:
     different = {json.dumps(one): one for manifests in renderings.values() for one in manifests}
@@ -86,7 +109,7 @@ def test_a_field_that_kubernetes_does_not_know_is_found(renderings: dict[str, li
 
 def test_custom_resources_have_the_fields_of_their_definitions(renderings: dict[str, list[Manifest]]) -> None:
     custom = [one for manifests in renderings.values() for one in manifests if one["kind"] in CUSTOM["$defs"]]
-    assert {one["kind"] for one in custom} == {"ScaledObject", "ServiceMonitor"}
+    assert {one["kind"] for one in custom} == {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
     for manifest in custom:
         kind = {"$schema": CUSTOM["$schema"], "$ref": f"#/$defs/{manifest['kind']}", "$defs": CUSTOM["$defs"]}
         jsonschema.validate(manifest, kind)
@@ -111,6 +134,8 @@ def test_custom_resources_have_the_fields_of_their_definitions(renderings: dict[
         ("orchestrator.extraMembers[0].role=router", "value must be one of"),
         ("engines.sideChannelPort=99999", "maximum"),
         ("networkPolicy.clients[0].pods=all", "additional properties 'pods' not allowed"),
+        ("prometheusRule.enabled=perhaps", "got string, want boolean"),
+        ("grafanaBoard.labels.grafana_dashboard=1", "got number, want string"),
     ],
 )
 def test_values_are_typed(assignment: str, complaint: str) -> None:
@@ -150,6 +175,8 @@ def test_settings_that_the_chart_writes_are_settings(
     for name, manifests in renderings.items():
         services = {service["metadata"]["name"]: service for service in of_kind(manifests, "Service")}
         for config in of_kind(manifests, "ConfigMap"):
+            if config["metadata"]["labels"][COMPONENT] != "render":
+                continue
             render = RenderSettings.model_validate(tomllib.loads(config["data"]["render-tier.toml"]))
             assert (render.host, render.port, render.tool_call_parser) == ("0.0.0.0", 8000, "hermes")
             written += 1

@@ -17,6 +17,12 @@ PLAIN = ROOT / "deploy" / "kubernetes"
 COMMITTED: dict[str, tuple[Path, ...]] = {"default.yaml": (), "full.yaml": (FULL,)}
 """Of deploy/kubernetes: file name, and the values files from which it is rendered."""
 
+CARRIED: dict[str, Path] = {
+    "rules.yaml": ROOT / "deploy" / "prometheus" / "rules.yaml",
+    "board.json": ROOT / "deploy" / "grafana" / "board.json",
+}
+"""Of the chart's ``files`` (a chart reads nothing outside of itself): file name, and what it is a copy of."""
+
 Manifest = dict[str, Any]
 
 
@@ -45,6 +51,8 @@ def objects(text: str) -> list[Manifest]:
 
 
 def write_committed() -> None:
+    for name, source in CARRIED.items():
+        (CHART / "files" / name).write_bytes(source.read_bytes())
     for name, values in COMMITTED.items():
         (PLAIN / name).write_text(render(*values), encoding="utf-8")
 

@@ -124,6 +124,7 @@ def test_custom_resources_have_the_fields_of_their_definitions(renderings: dict[
 @pytest.mark.parametrize(
     ("assignment", "complaint"),
     [
+        ("model.vision=some", "got string, want boolean"),
         ("render.replica=3", "additional properties 'replica' not allowed"),
         ("engines.prefill.replicas=many", "got string, want integer"),
         ("engines.prefill.gpus=2", "additional properties 'gpus' not allowed"),

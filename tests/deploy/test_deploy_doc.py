@@ -11,6 +11,7 @@ import yaml
 
 from orchestrator.settings import Settings
 from render_tier.server.metrics import build_metrics
+from render_tier.settings import Settings as RenderSettings
 from tests.support import charts
 
 TEXT = (charts.ROOT / "docs" / "deploy.md").read_text()
@@ -82,6 +83,25 @@ def test_more_members_are_taken_as_shown(tmp_path: Path, monkeypatch: pytest.Mon
     settings = Settings.model_validate(yaml.safe_load(secret["stringData"]["orchestrator.yaml"]))
     services = [member.service for member in settings.membership.kubernetes]
     assert services == ["pd-render", "pd-prefill", "pd-decode", "next-prefill", "next-decode"]
+
+
+def test_a_model_with_vision_is_installed_as_shown(tmp_path: Path) -> None:
+    [block] = [block for block in BLOCKS if "vision" in block]
+    values = tmp_path / "values.yaml"
+    values.write_text(block)
+    pods = {}
+    for one in charts.objects(charts.render(values)):
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            [pods[one["metadata"]["name"]]] = one["spec"]["template"]["spec"]["containers"]
+    assert f"--target multimodal -t {pods['pd-render']['image']} ." in TEXT
+    for role in ("prefill", "decode"):
+        assert "--enable-scale-out" in pods[f"pd-{role}"]["args"]
+        assert "--tokens-only" not in pods[f"pd-{role}"]["args"]
+    render = RenderSettings.model_fields
+    images = sum(render[f"image_{part}_bytes"].default for part in ("file_memory", "item_memory", "cache"))
+    for pod, bound in (("pd-render", images), ("pd-orchestrator", Settings().limits.features_bytes)):
+        memory = pods[pod]["resources"]["limits"]["memory"]
+        assert int(memory.removesuffix("Gi")) * 2**30 > 1.5 * bound
 
 
 def test_services_are_named_as_the_chart_names_them() -> None:

@@ -88,7 +88,32 @@ def _pixtral(config: Json, given: Json, overrides: Json, whole: Json) -> ImagePr
 def _got_ocr2(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:
     # InternVLProcessor asks for tiles, whatever the file has; a call's arguments can say no.
     tiled = overrides.get("crop_to_patches")
-    return GotOcr2Processor.load(True if tiled is None else bool(tiled), given, overrides)
+    processor = GotOcr2Processor.load(True if tiled is None else bool(tiled), given, overrides)
+    _agree("tiles' (height, width)", (processor.tile_height, processor.tile_width), _image_size(config))
+    return processor
+
+
+def _llava_next(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:
+    processor = LlavaNextProcessor.load(given, overrides)
+    _agree("tiles' (height, width)", (processor.side, processor.side), _image_size(config))
+    resolutions = config.get("image_grid_pinpoints")
+    if resolutions is not None:
+        _agree("image_grid_pinpoints", processor.resolutions, tuple(map(tuple, resolutions)))
+    return processor
+
+
+def _image_size(config: Json) -> tuple[int, int] | None:
+    """(height, width) that the vision model takes, where config.json says it."""
+    size = (config.get("vision_config") or {}).get("image_size")
+    if isinstance(size, list) and len(size) == 2:
+        return (size[0], size[1])
+    return None if size is None else (size, size)
+
+
+def _agree(what: str, made: object, taken: object) -> None:
+    """Refuse a processor whose tiles an engine would take for others than they are."""
+    if taken is not None and made != taken:
+        raise UnsupportedProcessor(f"the image processor's {what} are {made}, the model's {taken}")
 
 
 _LOADERS: dict[str, Callable[[Json, Json, Json, Json], ImageProcessor]] = {
@@ -104,8 +129,6 @@ _LOADERS: dict[str, Callable[[Json, Json, Json, Json], ImageProcessor]] = {
     "Gemma3ImageProcessor": _gemma3,
     "PixtralImageProcessor": _pixtral,
     "GotOcr2ImageProcessor": _got_ocr2,
-    "LlavaNextImageProcessor": lambda config, given, overrides, whole: LlavaNextProcessor.load(
-        given, overrides
-    ),
+    "LlavaNextImageProcessor": _llava_next,
     "Qwen2VLImageProcessor": lambda config, given, overrides, whole: Qwen2VLProcessor.load(given, overrides),
 }

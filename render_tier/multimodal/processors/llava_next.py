@@ -43,10 +43,10 @@ class LlavaNextProcessor:
         side = size.shortest_edge or size.height
         if side is None or (size.width or side) != side:
             raise settings.wrong("size")
-        if settings.flag("do_center_crop"):
-            crop = settings.size("crop_size", square=True)
-            if (crop.height, crop.width) != (side, side):
-                raise settings.wrong("crop_size")
+        # Tiles are cut with that side, whether or not `do_center_crop` is said.
+        crop = settings.size("crop_size", square=True)
+        if (crop.height, crop.width) != (side, side):
+            raise settings.wrong("crop_size")
         resolutions = settings.resolutions("image_grid_pinpoints")
         if any(length % side for resolution in resolutions for length in resolution):
             raise settings.wrong("image_grid_pinpoints")

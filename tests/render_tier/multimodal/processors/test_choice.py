@@ -55,13 +55,29 @@ def test_settings_that_cannot_be_followed_are_refused(model: str, wrong: dict[st
         ("llava_next", {"image_grid_pinpoints": [[336, 500]]}),
         ("llava_next", {"image_grid_pinpoints": []}),
         ("llava_next", {"crop_size": 224}),
+        ("llava_next", {"crop_size": 224, "do_center_crop": False}),
     ],
 )
 def test_settings_of_one_family_are_refused(model: str, wrong: dict[str, object]) -> None:
     files = MODELS[model]
-    (key,) = wrong
+    key = next(iter(wrong))
     with pytest.raises(UnsupportedProcessor, match=key):
         image_processor(files.config, files.preprocessor, wrong, files.processor)
+
+
+@pytest.mark.parametrize(
+    ("model", "of_model"),
+    [
+        ("internvl", {"vision_config": {"image_size": [448, 224]}}),
+        ("internvl", {"vision_config": {"image_size": 336}}),
+        ("llava_next", {"vision_config": {"image_size": 224}}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 672]]}),
+    ],
+)
+def test_tiles_that_the_model_does_not_take_are_refused(model: str, of_model: dict[str, object]) -> None:
+    files = MODELS[model]
+    with pytest.raises(UnsupportedProcessor, match="the model's"):
+        image_processor({**files.config, **of_model}, files.preprocessor, {}, files.processor)
 
 
 def test_settings_may_be_in_the_file_of_all_processors() -> None:

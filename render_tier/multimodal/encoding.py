@@ -40,10 +40,10 @@ class EncodedItem:
 
 def encode_item(arrays: Mapping[str, npt.NDArray[Any]], family: Family, float_type: FloatType) -> EncodedItem:
     """Raises KeyError for an item that lacks a field of its family."""
-    fields = {
-        name: {"data": _tensor(arrays[name], float_type), "field": _field(field, arrays[name])}
-        for name, field in family.fields.items()
-    }
+    fields = {}
+    for name, field in family.fields.items():
+        array = arrays[name] if field.value is None else np.array(field.value, np.int64)
+        fields[name] = {"data": _tensor(array, float_type), "field": _field(field, array)}
     metadata = {name: fields[name] for name, field in family.fields.items() if field.keep_on_cpu}
     return EncodedItem(_packed(fields), _packed(metadata) if metadata else None)
 
@@ -57,6 +57,8 @@ def _field(field: Field, array: npt.NDArray[Any]) -> tuple[str, dict[str, Any]]:
     common = {"keep_on_cpu": field.keep_on_cpu}
     if field.kind == "batched":
         return "batched", common
+    if field.kind == "shared":
+        return "shared", {**common, "batch_size": 1}
     # Where this item is among the items of its own call to the processor.
     return "flat", {**common, "slices": (((0, len(array), None),),), "dim": 0}
 

@@ -119,7 +119,7 @@ class ImagePreparation:
         layout = self._processor.layout(processed.width, processed.height)
         image = PreparedImage(
             encode_item(processed.arrays, self.family, self._float_type),
-            self.family.replacement(layout),
+            self.family.replacement(layout, processed.width, processed.height),
             image_hash(loaded.data, model=self._model, conversion=CONVERSION if converted else None),
         )
         self.cache.put(loaded.key, image)

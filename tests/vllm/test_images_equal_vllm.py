@@ -37,7 +37,11 @@ def unused(_: object) -> Replacement:
 
 FAMILY = Family(
     *("", "", 0),
-    {"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)},
+    {
+        "pixel_values": Field("flat"),
+        "image_grid_thw": Field("batched", keep_on_cpu=True),
+        "image_token_id": Field("shared", keep_on_cpu=True, value=151671),
+    },
     *(unused, 1, False, {}),
 )
 
@@ -83,7 +87,10 @@ def test_vllm_decodes_items_and_would_encode_them_so(
     for name, item in items.items():
         decoded = reference["items"][name]
         assert decoded["encoded"] == item, name
-        pixels, grid = (decoded["fields"][field] for field in ("pixel_values", "image_grid_thw"))
+        pixels, grid, token = (decoded["fields"][field] for field in FAMILY.fields)
+        assert (token["type"], token["layout"], token["shape"]) == (
+            *("torch.int64", "MultiModalSharedField", []),
+        )
         assert (grid["type"], grid["layout"], grid["keep_on_cpu"]) == (
             *("torch.int64", "MultiModalBatchedField", True),
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from render_tier.model import ModelLoadError
 from render_tier.multimodal.families import Family, family_of
+from render_tier.multimodal.families.llava import unpadded
 from render_tier.multimodal.item import ImageLayout
 from tests.support.vision_models import GEMMA3, QWEN2_5_VL
 
@@ -41,7 +45,7 @@ def family(config: Any, tokens: list[str] = TOKENS) -> Family | None:
 def length(config: Any, width: int, height: int) -> int:
     found = family(config)
     assert found is not None
-    replacement = found.replacement(ImageLayout(width=width, height=height))
+    replacement = found.replacement(ImageLayout(width=width, height=height), width, height)
     assert replacement.ids[replacement.first : replacement.first + replacement.count]
     return replacement.count
 
@@ -55,7 +59,7 @@ def test_qwen_has_a_token_for_each_merged_patch() -> None:
 def test_gemma_has_as_many_whatever_the_image() -> None:
     found = family(GEMMA3)
     assert found is not None
-    replacement = found.replacement(ImageLayout(width=896, height=896))
+    replacement = found.replacement(ImageLayout(width=896, height=896), 50, 60)
     lines, begin, soft, end = (TOKENS.index(token) for token in ("\n\n", *TOKENS[-3:]))
     assert replacement.ids == (lines, begin, *[soft] * 256, end, lines)
     assert (replacement.first, replacement.count) == (2, 256)
@@ -86,10 +90,20 @@ def test_llava_has_a_token_for_each_patch_that_is_selected(vision: str, strategy
         {"model_type": "qwen2_5_vl"},
         {"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}},
         {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
+        {"model_type": "llava_next", "vision_config": {"model_type": "pixtral"}},
+        {"model_type": "llava_next"},
+        {"model_type": "internvl"},
     ],
 )
 def test_models_whose_images_are_not_taken(config: Any) -> None:
     assert family(config) is None
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3000), st.integers(1, 3000))
+def test_what_is_left_of_a_grid_is_its_middle(columns: int, lines: int, width: int, height: int) -> None:
+    scale = min(Fraction(columns, width), Fraction(lines, height))
+    beside, above = columns - int(width * scale), lines - int(height * scale)
+    assert unpadded(columns, lines, width, height) == (columns - beside // 2 * 2, lines - above // 2 * 2)
 
 
 def test_tokenizer_without_the_tokens() -> None:

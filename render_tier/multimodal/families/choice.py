@@ -1,0 +1,37 @@
+"""The vision-language models whose images are taken here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from render_tier.core.vocabulary import Vocabulary
+from render_tier.multimodal.families.family import Family
+from render_tier.multimodal.families.gemma3 import Encode, gemma3
+from render_tier.multimodal.families.internvl import internvl
+from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
+from render_tier.multimodal.families.qwen_vl import qwen_vl
+
+QWEN_TYPES = frozenset(
+    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
+)  # fmt: skip
+
+
+def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -> Family | None:
+    """The family of a model's config.json; None for one whose images are not taken here. ``encode``: text to
+    IDs, without special tokens put around it. Raises ModelLoadError for a tokenizer without the tokens."""
+    model_type = config.get("model_type")
+    if not isinstance(config.get("vision_config"), dict):
+        return None
+    if model_type in QWEN_TYPES:
+        return qwen_vl(config, vocabulary)
+    if model_type == "gemma3":
+        return gemma3(config, vocabulary, encode)
+    if model_type == "internvl":
+        return internvl(config, vocabulary)
+    tower = LLAVA_TOWERS.get(config["vision_config"].get("model_type", "clip_vision_model"))
+    if model_type == "llava" and tower is not None:
+        return llava(config, vocabulary, tower)
+    if model_type == "llava_next" and tower is not None:
+        return llava_next(config, vocabulary, tower)
+    return None

@@ -1,0 +1,62 @@
+"""How a prompt shows an image, and what of a processed image an engine is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from render_tier.core.vocabulary import Vocabulary
+from render_tier.model.files import ModelLoadError
+from render_tier.multimodal.item import ImageLayout
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What stands in the prompt for one image."""
+
+    ids: tuple[int, ...]
+    first: int
+    """Where among `ids` the tokens begin that the image's embeddings are put in place of."""
+    count: int
+    """How many those are; they follow each other."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """How vLLM lays an array of several images together: "flat" along the first axis, "batched" along a new
+    one, "shared" as one for all. What is kept on the CPU is also an item's metadata, which prefill needs
+    without the pixels."""
+
+    kind: Literal["flat", "batched", "shared"]
+    keep_on_cpu: bool = False
+    value: int | None = None
+    """What it is whatever the image; without one the processor makes it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    mark: str
+    """Stands for an image in a message that reaches the template as one string."""
+    token: str
+    """What a template writes once for an image."""
+    token_id: int
+    fields: Mapping[str, Field]
+    """The arrays that an engine is sent, in vLLM's order."""
+    replacement: Callable[[ImageLayout, int, int], Replacement]
+    """By what the processor makes of an image, and the image's own width and height."""
+    frames: int
+    """How often an item holds an image's pixels."""
+    engine_normalizes: bool
+    """Whether engines take pixels as bytes, to scale and normalize them on the device: by default they do,
+    and would do it a second time to pixels that are normalized already."""
+    joined: Mapping[tuple[int, int], int]
+    """Pairs of tokens that a replacement may bring together, and the one token that the tokenizer has for
+    both."""
+
+
+def required_id(vocabulary: Vocabulary, token: str) -> int:
+    found = vocabulary.token_id(token)
+    if found is None:
+        raise ModelLoadError(f"the tokenizer has no {token!r}, which the model's images need")
+    return found

@@ -1,0 +1,148 @@
+"""Prompts and items of models that are shown an image as tiles are vLLM's.
+
+What its processors gave is recorded (`tests/vllm/record_image_prompts.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from PIL import Image
+
+from render_tier.multimodal.families import Family, family_of
+from render_tier.multimodal.item import ImageProcessor
+from render_tier.multimodal.placeholders import expand
+from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
+from render_tier.multimodal.processors import image_processor
+from render_tier.server.service import Service
+from render_tier.settings import Settings
+from tests.support.image_corpus import PATH, chat, part, read_item, text
+from tests.support.images import file
+from tests.support.pixel_cases import image
+from tests.support.render_app import app_client, idle, settings_for
+from tests.support.tiled_models import (
+    FIRST_ADDED,
+    MODELS,
+    PROMPTS,
+    RECORDED,
+    TiledModel,
+    digest,
+    lay_out,
+    prompt,
+    sizes,
+)
+
+
+class Added:
+    """The tokens that a model adds to its vocabulary."""
+
+    def __init__(self, model: TiledModel) -> None:
+        self._tokens = model.tokens
+
+    def token_id(self, text: str) -> int | None:
+        return FIRST_ADDED + self._tokens.index(text) if text in self._tokens else None
+
+
+def opened(name: str) -> tuple[Family, ImageProcessor]:
+    model = MODELS[name]
+    family = family_of(model.config, Added(model), lambda text: [])  # type: ignore[arg-type]
+    assert family is not None
+    return family, image_processor(model.config, model.preprocessor, {}, model.processor)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    models: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
+    return models
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_image_has_as_many_tokens_as_embeddings(name: str, recorded: dict[str, Any]) -> None:
+    family, processor = opened(name)
+    given = {
+        (width, height): family.replacement(processor.layout(width, height), width, height).count
+        for width, height in sizes()
+    }
+    assert given == dict(zip(sizes(), recorded[name]["counts"], strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_and_items_are_vllms(name: str, recorded: dict[str, Any]) -> None:
+    family, processor = opened(name)
+    preparation = ImagePreparation(
+        *(family, processor),
+        model="m",
+        float_type="bfloat16",
+        as_bytes=False,
+        max_pixels=1 << 24,
+        cache_bytes=0,
+    )
+    for given, expected in zip(PROMPTS, recorded[name]["prompts"], strict=True):
+        images = [prepared(preparation, width, height) for width, height in given]
+        ids, ranges = expand(prompt(name, len(images)), family, [each.replacement for each in images])
+        assert digest(ids) == expected["ids"], given
+        assert [[where.offset, where.length] for where in ranges] == expected["ranges"], given
+        for ours, theirs in zip(images, expected["items"], strict=True):
+            tiles = theirs["pixel_values"]["tensor"][1][0]
+            item = json.loads(json.dumps(read_item(padded(ours.item.kwargs, tiles))))
+            assert alone(item) == alone(theirs), given
+            kept = {field for field, value in theirs.items() if value["layout"][1]["keep_on_cpu"]}
+            assert ours.item.metadata is not None
+            assert read_item(ours.item.metadata.decode()).keys() == kept
+
+
+@pytest.fixture(params=["llava_next", "internvl"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, qwen3_dir: Path) -> tuple[str, Settings, Service]:
+    settings = settings_for(lay_out(request.param, qwen3_dir, tmp_path / request.param))
+    return request.param, settings, Service.load(settings)
+
+
+async def test_a_chat_is_answered_with_them(
+    served: tuple[str, Settings, Service], recorded: dict[str, Any]
+) -> None:
+    name, settings, service = served
+    app, client = await app_client(settings, service)
+    try:
+        body = chat(text("See"), part(png(640, 480)), text("Well?"))
+        answer = (await client.post(PATH, json=body)).raise_for_status().json()
+    finally:
+        await client.aclose()
+        await idle(app)
+    (where,), (expected, *_) = answer["features"]["mm_placeholders"]["image"], recorded[name]["prompts"]
+    image_token = MODELS[name].image_token
+    places = [place for place, token in enumerate(answer["token_ids"]) if token == image_token]
+    assert places == list(range(where["offset"], where["offset"] + where["length"]))
+    assert len(places) == expected["ranges"][0][1]
+    (item,) = answer["features"]["kwargs_data"]["image"]
+    assert json.loads(json.dumps(read_item(item))) == expected["items"][0]
+
+
+def png(width: int, height: int) -> bytes:
+    return file(Image.fromarray(image("noise", width, height)))
+
+
+def prepared(preparation: ImagePreparation, width: int, height: int) -> PreparedImage:
+    data = png(width, height)
+    return preparation.prepare(preparation.load(preparation.key(data), data))
+
+
+def padded(item: bytes, tiles: int) -> str:
+    """With as many tiles: LLaVA-NeXT's processor appends empty ones, which no engine looks at, to the images
+    of a prompt whose others have more."""
+    fields = msgspec.msgpack.decode(b64decode(item))
+    kind, (own, *shape), raw = fields["pixel_values"]["data"]
+    zeros = bytes(len(raw.data) // own * (tiles - own))
+    fields["pixel_values"]["data"] = kind, (tiles, *shape), msgspec.msgpack.Ext(raw.code, raw.data + zeros)
+    return b64encode(msgspec.msgpack.encode(fields)).decode()
+
+
+def alone(item: dict[str, Any]) -> dict[str, Any]:
+    """Without the number of items of its call to the processor."""
+    for field in item.values():
+        field["layout"][1].pop("batch_size", None)
+    return item

@@ -1,0 +1,218 @@
+"""Models that are shown an image as tiles, without weights, and images for them.
+
+The tokenizer is Qwen3's with the families' tokens behind its own; configuration files are written after the
+models' public ones, with the sizes that prompts depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.pixel_cases import CLIP, HALF, IMAGENET, PINPOINTS, STEPS
+
+RECORDED = Path(__file__).resolve().parents[1] / "conformance" / "data" / "image_prompts.json"
+"""What vLLM makes of `SIZES` and `PROMPTS`."""
+FIRST_ADDED = 151669
+"""The first ID that Qwen3's tokenizer leaves free."""
+TEXT = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "vocab_size": 151936,
+}
+TOWER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TiledModel:
+    config: Json
+    preprocessor: Json
+    processor: Json
+    tokens: tuple[str, ...]
+    """Added to the tokenizer; the last one is the image's."""
+    named_tokens: Json = field(default_factory=dict)
+    """Of those, in tokenizer_config.json."""
+
+    @property
+    def image_token(self) -> int:
+        return FIRST_ADDED + len(self.tokens) - 1
+
+
+def _llava_next(vision: Json, strategy: str, pinpoints: list[list[int]], preprocessor: Json) -> TiledModel:
+    return TiledModel(
+        {
+            "architectures": ["LlavaNextForConditionalGeneration"],
+            "model_type": "llava_next",
+            "image_token_index": FIRST_ADDED,
+            "image_grid_pinpoints": pinpoints,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": strategy,
+            "torch_dtype": "bfloat16",
+            "text_config": TEXT,
+            "vision_config": {**TOWER, **vision},
+        },
+        {
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": pinpoints,
+            **preprocessor,
+            **STEPS,
+        },
+        {
+            "processor_class": "LlavaNextProcessor",
+            "image_token": "<image>",
+            "patch_size": vision["patch_size"],
+            "vision_feature_select_strategy": strategy,
+        },
+        ("<image>",),
+    )
+
+
+def _internvl(side: int, image_size: Any, patch_size: Any, most_tiles: int) -> TiledModel:
+    return TiledModel(
+        {
+            "architectures": ["InternVLForConditionalGeneration"],
+            "model_type": "internvl",
+            "downsample_ratio": 0.5,
+            "image_token_id": FIRST_ADDED + 3,
+            "image_seq_length": (side // 28) ** 2,
+            "torch_dtype": "bfloat16",
+            "text_config": TEXT,
+            "vision_config": {
+                "model_type": "internvl_vision",
+                "image_size": image_size,
+                "patch_size": patch_size,
+                **TOWER,
+            },
+        },
+        {
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "crop_to_patches": False,
+            "min_patches": 1,
+            "max_patches": most_tiles,
+            "resample": 3,
+            "size": {"height": side, "width": side},
+            **IMAGENET,
+            **STEPS,
+        },
+        {"processor_class": "InternVLProcessor", "image_seq_length": (side // 28) ** 2},
+        ("<img>", "</img>", "<video>", "<IMG_CONTEXT>"),
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    )
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}IMAGE_TOKEN\n"
+    "{% elif content['type'] == 'text' %}{{ content['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WIDE = [[384, 384 * columns] for columns in range(1, 7)] + [[768, 768], [1152, 384]]
+MODELS = {
+    "llava_next": _llava_next(
+        {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
+        "default",
+        PINPOINTS,
+        {"crop_size": {"height": 336, "width": 336}, "resample": 3, "size": {"shortest_edge": 336}, **CLIP},
+    ),
+    "llava_next_siglip": _llava_next(
+        {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14},
+        "full",
+        WIDE,
+        {
+            "do_center_crop": False,
+            "crop_size": {"height": 384, "width": 384},
+            "resample": 3,
+            "size": {"height": 384, "width": 384},
+            **HALF,
+        },
+    ),
+    "internvl": _internvl(448, [448, 448], [14, 14], 12),
+    "internvl_small": _internvl(224, 224, 14, 6),
+}
+
+
+def sizes() -> list[tuple[int, int]]:
+    """(width, height) of images: corners of the families' arithmetic, and some drawn."""
+    choose = random.Random(20)
+    sides = (1, 2, 13, 27, 335, 336, 337, 448, 672, 1008, 3000)
+    corners = [(width, height) for width in sides for height in sides]
+    drawn = [
+        (choose.randint(1, choose.choice([40, 700, 6000])), choose.randint(1, choose.choice([40, 700, 6000])))
+        for _ in range(400)
+    ]
+    # Such as end where a patch does.
+    exact = [(336 * step, 14 * rows) for step in (1, 2, 3) for rows in range(1, 73, 5)]
+    return list(dict.fromkeys([*corners, *drawn, *exact]))
+
+
+PROMPTS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((640, 480),),
+    ((1, 900),),
+    ((31, 17), (700, 300)),
+    ((500, 333), (90, 60), (333, 500)),
+)
+"""The sizes of a prompt's images."""
+
+
+def prompt(name: str, images: int) -> list[int]:
+    """Each image's token between two others."""
+    token = MODELS[name].image_token
+    return [1, *(each for number in range(images) for each in (token, 100 + number))]
+
+
+def digest(ids: list[int]) -> list[Any]:
+    """How many they are, and their SHA-256."""
+    return [len(ids), hashlib.sha256(json.dumps(ids).encode()).hexdigest()]
+
+
+def lay_out(name: str, tokenizer: Path, target: Path) -> Path:
+    """Write the model's directory; ``tokenizer`` is that of Qwen3's."""
+    model = MODELS[name]
+    target.mkdir(parents=True)
+    content = json.loads((tokenizer / "tokenizer.json").read_text())
+    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    for number, token in enumerate(model.tokens, FIRST_ADDED):
+        added = {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+        }
+        content["added_tokens"].append({"id": number, **added, "special": True})
+        settings["added_tokens_decoder"][str(number)] = {**added, "special": True}
+    video = {"video_processor_type": "InternVLVideoProcessor", "processor_class": "InternVLProcessor"}
+    files = {
+        "tokenizer.json": content,
+        "tokenizer_config.json": {**settings, "extra_special_tokens": model.named_tokens},
+        "config.json": model.config,
+        "preprocessor_config.json": {
+            **model.preprocessor,
+            "processor_class": model.processor["processor_class"],
+        },
+        "processor_config.json": model.processor,
+        "video_preprocessor_config.json": video,
+    }
+    (target / "chat_template.jinja").write_text(TEMPLATE.replace("IMAGE_TOKEN", model.tokens[-1]))
+    for file, json_content in files.items():
+        (target / file).write_text(json.dumps(json_content))
+    return target

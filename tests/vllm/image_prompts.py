@@ -1,0 +1,82 @@
+"""Run by vLLM's Python, with torchvision beside it: what vLLM's processors make of the prompts of
+`tests.support.tiled_models`.
+
+Reads `{NAME: DIRECTORY}`, the models' directories. Writes the libraries' versions and, by name, `counts`: how
+many embeddings an image of each of `sizes()` has, and `prompts`: of each of `PROMPTS` the IDs, the places of
+embeddings and what `read_item` says of the encoded items.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+import transformers
+from PIL import Image
+
+import vllm
+from tests.support.image_corpus import read_item
+from tests.support.pixel_cases import image
+from tests.support.tiled_models import PROMPTS, prompt, sizes
+from vllm.config import ModelConfig
+from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.processing.context import TimingContext
+from vllm.multimodal.processing.inputs import ProcessorInputs
+
+
+def of_model(name: str, directory: str) -> dict[str, Any]:
+    processor = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=directory, enforce_eager=True))
+    return {
+        "counts": [count(name, processor.info, *size) for size in sizes()],
+        "prompts": [of_prompt(name, processor, each) for each in PROMPTS],
+    }
+
+
+def count(name: str, info: Any, width: int, height: int) -> int:
+    more = (
+        {"processor": info.get_hf_processor(), "mm_kwargs": MADE_BY_PROCESSOR} if "internvl" in name else {}
+    )
+    return int(info.get_num_image_tokens(image_width=width, image_height=height, **more))
+
+
+MADE_BY_PROCESSOR = {"crop_to_patches": True}
+"""What InternVL's processor asks its image processor for."""
+
+
+def of_prompt(name: str, processor: Any, given: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    images = [Image.fromarray(image("noise", *size)) for size in given]
+    items = processor.info.parse_mm_data({"image": images})
+    made = processor.apply(ProcessorInputs(prompt(name, len(images)), items), TimingContext(enabled=False))
+    return {
+        "ids": made["prompt_token_ids"],
+        "ranges": [embedded(where) for where in made["mm_placeholders"]["image"]],
+        "items": [read_item(encode_mm_kwargs_item(item)) for item in made["mm_kwargs"]["image"]],
+    }
+
+
+def embedded(where: Any) -> list[int]:
+    """[offset, length] of a place's tokens that embeddings replace, which follow each other."""
+    mask = np.ones(where.length, bool) if where.is_embed is None else where.is_embed.numpy()
+    found = np.flatnonzero(mask)
+    assert len(found) == found[-1] - found[0] + 1
+    return [where.offset + int(found[0]), len(found)]
+
+
+torch.set_num_threads(1)
+json.dump(
+    {
+        "made_by": {
+            "vllm": vllm.__version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+        },
+        "models": {name: of_model(name, directory) for name, directory in json.load(sys.stdin).items()},
+    },
+    sys.stdout,
+)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,7 @@ def padded(item: bytes, tiles: int) -> str:
 
 def alone(item: dict[str, Any]) -> dict[str, Any]:
     """Without the number of items of its call to the processor."""
-    for field in item.values():
+    copied = deepcopy(item)
+    for field in copied.values():
         field["layout"][1].pop("batch_size", None)
-    return item
+    return copied

@@ -97,6 +97,8 @@ async def ask(session: aiohttp.ClientSession, url: str, dice: random.Random, out
             choice["finish_reason"] in ("stop", "length") for choice in json.loads(text)["choices"]
         )
     outcomes[kind if fine else f"{kind}: WRONG ({response.status})"] += 1
+    if not fine:
+        print(f"{time.strftime('%H:%M:%S')} {kind}: {response.status} {text[-500:]}", flush=True)
 
 
 async def clients(url: str, count: int, until: float, seed: int, outcomes: Counter[str]) -> None:

@@ -351,9 +351,11 @@ async def test_kv_whose_lease_ends_in_the_queue_is_prefilled_again(
 
 
 @pytest.fixture
-def brain_float(smollm2_dir: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+def brain_float(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A decode engine of the same model in bfloat16."""
-    process = vllm.pair_engine(smollm2_dir, MODEL, "decode", "--dtype", "bfloat16", log_dir=tmp_path)
+    # A folder named after the test would make the paths of vLLM's sockets too long.
+    logs = tmp_path_factory.mktemp("bfloat16")
+    process = vllm.pair_engine(smollm2_dir, MODEL, "decode", "--dtype", "bfloat16", log_dir=logs)
     try:
         yield vllm.start(process)
     finally:

@@ -106,7 +106,8 @@ def idle(*engines: ServerProcess) -> bool:
 
 
 async def becomes_idle(*engines: ServerProcess) -> None:
-    for _ in range(200):
+    """Within twice a lease: a client may have left before its request was sent at all."""
+    for _ in range(600):
         if idle(*engines):
             return
         await asyncio.sleep(0.1)

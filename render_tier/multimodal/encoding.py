@@ -6,7 +6,6 @@ tensors of several items are laid together.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -66,8 +65,6 @@ def _field(field: Field, array: npt.NDArray[Any]) -> tuple[str, dict[str, Any]]:
 def _tensor(
     array: npt.NDArray[Any], float_type: FloatType
 ) -> tuple[str, tuple[int, ...], msgspec.msgpack.Ext]:
-    if sys.byteorder == "big":
-        raise NotImplementedError("tensors are written little-endian")
     name = array.dtype.name
     contiguous = np.ascontiguousarray(array)
     if np.issubdtype(array.dtype, np.floating):
@@ -76,6 +73,8 @@ def _tensor(
             contiguous = bfloat16_bits(contiguous.astype(np.float32, copy=False))
         else:
             contiguous = contiguous.astype(float_type, copy=False)
+    # Engines read little-endian, which is a copy where this machine is not.
+    contiguous = contiguous.astype(contiguous.dtype.newbyteorder("<"), copy=False)
     raw = contiguous.reshape(-1).view(np.uint8).data
     return name, array.shape, msgspec.msgpack.Ext(RAW_TENSOR, raw)
 

@@ -89,6 +89,11 @@ def median(values: Iterable[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def percentile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
+
+
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A markdown table, so that it can be pasted into a document as it is."""
     cells = [list(header), *map(list, rows)]

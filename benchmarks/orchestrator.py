@@ -27,7 +27,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.measure import cpu_seconds, machine, median, print_table
+from benchmarks.measure import cpu_seconds, machine, median, percentile, print_table
 from tests.support.processes import (
     ServerProcess,
     engine_server,
@@ -189,11 +189,6 @@ class Figures:
     def per_request(self) -> float:
         few = min(self.cpu)
         return self.cpu[few] / self.requests[few] - few * self.per_token()
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def measure(ask: Ask, servers: Servers, server: ServerProcess | None, streams: int, lengths: tuple[int, int],

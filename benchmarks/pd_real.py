@@ -33,7 +33,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks import pd_turns
-from benchmarks.measure import cpu_seconds, machine, median, print_table
+from benchmarks.measure import cpu_seconds, machine, median, percentile, print_table
 from tests.support import vllm
 from tests.support.processes import ServerProcess, orchestrator_server, render_tier_server
 
@@ -213,11 +213,6 @@ def add(total: Round, more: Round) -> None:
     total.seconds += more.seconds
     for name, value in more.cpu.items():
         total.cpu[name] = total.cpu.get(name, 0.0) + value
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from orchestrator.core.capacity import Plan, Planner, quantile
+from orchestrator.core.capacity import Plan, Planner
+from orchestrator.core.recent import quantile
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 440, 240, 56, 34
 BINS = 24

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.derender import aims, cost, load
 from benchmarks.derender.cores import before_others, client_cores, on_cores, server_core, settled
 from benchmarks.derender.workload import long_model, workload
-from benchmarks.measure import machine, print_table
+from benchmarks.measure import machine, percentile, print_table
 from tests.support import vllm
 from tests.support.processes import ServerProcess, render_tier_server
 
@@ -93,17 +93,15 @@ def loads(
         busy = clients.run(job)
         alone += clients.idle(server.url, options.seconds / 2)
         rows.append(busy.row(f"{name}, {way}"))
-        p99, p99_alone = load.quantile(busy.renders, 0.99), load.quantile(alone, 0.99)
-        shares = [load.quantile(times, share) for share in (0.5, 0.99) for times in (alone, busy.renders)]
+        p99, p99_alone = percentile(busy.renders, 0.99), percentile(alone, 0.99)
+        shares = [percentile(times, share) for share in (0.5, 0.99) for times in (alone, busy.renders)]
         row = [f"{name}, {way}", str(streams), str(len(busy.renders))]
         renders.append([*row, *(f"{share * 1e3:.2f}" for share in shares), f"{p99 / p99_alone:.2f}x"])
         if server is not ours or streams != aims.STREAMS:
             return
         case = f"{streams} streams at {options.pace:g} tokens/s on one core, {way}"
         goals.least(f"tokens/s, {case}", busy.rate, 0.99 * streams * options.pace)
-        goals.most(
-            f"p99 ms of a chunk, {case}", load.quantile(busy.times, 0.99) * 1e3, aims.CHUNK_SECONDS * 1e3
-        )
+        goals.most(f"p99 ms of a chunk, {case}", percentile(busy.times, 0.99) * 1e3, aims.CHUNK_SECONDS * 1e3)
         if way.startswith("session"):
             goals.most(f"µs a token, {case}", busy.cpu_per_token * 1e6, aims.SESSION_MICROSECONDS, "{:.0f}")
         goals.most(f"p99 of a small render against idle, {case}", p99 / p99_alone, aims.RENDER_MOVED)

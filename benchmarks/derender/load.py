@@ -22,7 +22,7 @@ import uvloop
 from benchmarks.derender.clients import CallStream, Http, SessionStream, connect
 from benchmarks.derender.cores import before_others
 from benchmarks.derender.workload import Workload
-from benchmarks.measure import cpu_seconds
+from benchmarks.measure import cpu_seconds, percentile
 
 Way = Literal["all in each call", "digest", "session", "session in steps"]
 STREAMS_PER_LINK = 64
@@ -60,8 +60,8 @@ class Load:
             way,
             str(self.streams),
             f"{self.rate:,.0f}",
-            f"{quantile(self.times, 0.5) * 1e3:.2f}",
-            f"{quantile(self.times, 0.99) * 1e3:.2f}",
+            f"{percentile(self.times, 0.5) * 1e3:.2f}",
+            f"{percentile(self.times, 0.99) * 1e3:.2f}",
             f"{self.cpu_per_token * 1e6:.0f}",
             f"{self.cpu_per_token * 1e3:.3f}",
             f"{self.late / len(self.times):.1%}",
@@ -78,11 +78,6 @@ HEADER = [
     "cores per 1,000 tokens/s",
     "late",
 ]
-
-
-def quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
 
 
 @dataclass(frozen=True)

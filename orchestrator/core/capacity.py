@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.kv_size import KvSize
 from orchestrator.core.queueing import Crowd, Queue, crowd
+from orchestrator.core.recent import quantile
 from orchestrator.core.workload import Workload
 
 
@@ -189,10 +190,6 @@ class Planner:
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def ms(seconds: float) -> str:

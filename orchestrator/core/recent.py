@@ -30,6 +30,9 @@ class Recent:
 
 def quantiles(values: Sequence[float], *shares: float) -> list[float] | None:
     """``values`` are sorted, a share is above 0 and at most 1."""
-    if not values:
-        return None
-    return [values[ceil(share * len(values)) - 1] for share in shares]
+    return [quantile(values, share) for share in shares] if values else None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of sorted values, of which there are some."""
+    return values[ceil(share * len(values)) - 1]

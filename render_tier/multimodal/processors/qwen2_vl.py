@@ -5,7 +5,6 @@ Source of the format: transformers' Qwen2VLImageProcessor, which all of them use
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from render_tier.multimodal.item import Arrays, ImageLayout, ImageRefused, ProcessedImage
+from render_tier.multimodal.item import Arrays, ImageLayout, ProcessedImage
 from render_tier.multimodal.processors.kernel_weights import Filter
-from render_tier.multimodal.processors.resampling import resized_bands
+from render_tier.multimodal.processors.qwen_patches import near_size, write_frames
 from render_tier.multimodal.processors.settings import (
     BICUBIC,
     CLIP_MEAN,
@@ -39,8 +38,6 @@ DEFAULTS: dict[str, Any] = {
 }
 FEWEST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280
 """Of a resized image, where no file says."""
-MOST_ELONGATED = 200
-"""Of an image's sides, how many times longer the one may be than the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,40 +70,17 @@ class Qwen2VLProcessor:
         return cls(kind, finish, fewest, most, patch, frames, merge, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        if max(height, width) / min(height, width) > MOST_ELONGATED:
-            raise ImageRefused(
-                f"an image of {width}x{height} pixels is more than {MOST_ELONGATED} times longer than wide"
-            )
         unit = self.patch * self.merge
-        rows, columns = round(height / unit) * unit, round(width / unit) * unit
-        if rows * columns > self.most_pixels:
-            shrink = math.sqrt((height * width) / self.most_pixels)
-            rows = max(unit, math.floor(height / shrink / unit) * unit)
-            columns = max(unit, math.floor(width / shrink / unit) * unit)
-        elif rows * columns < self.fewest_pixels:
-            grow = math.sqrt(self.fewest_pixels / (height * width))
-            rows = math.ceil(height * grow / unit) * unit
-            columns = math.ceil(width * grow / unit) * unit
-        if not rows or not columns:
-            raise ImageRefused(f"an image of {width}x{height} pixels is too small for one patch")
+        rows, columns = near_size(width, height, unit, fewest=self.fewest_pixels, most=self.most_pixels)
         return ImageLayout(width=columns, height=rows)
 
     def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
         height, width, _ = image.shape
         layout = self.layout(width, height)
         patch, merge = self.patch, self.merge
-        unit = patch * merge
-        across = layout.width // unit
-        rows = layout.height // unit
+        rows, across = layout.height // (patch * merge), layout.width // (patch * merge)
         patches = np.empty((rows, across, merge, merge, 3, self.frames, patch, patch), self.finish.dtype)
-        # A line of a patch is copied as one item, which takes numpy half as long as the line's numbers.
-        line = np.dtype((np.void, patch * patches.itemsize))
-        bands = resized_bands(image, layout.height, layout.width, self.filter, band=unit)
-        for band, row in zip(bands, patches.view(line)[..., 0], strict=True):
-            # (merge, patch, channel, across, merge) -> (across, merge, merge, channel, patch)
-            lines = self.finish.finished(band).reshape(merge, patch, 3, across, merge, patch).view(line)
-            row[:, :, :, :, 0] = lines[..., 0].transpose(3, 0, 4, 2, 1)
-            row[:, :, :, :, 1:] = row[:, :, :, :, :1]
+        write_frames(image, self.filter, self.finish, patches)
         grid = np.array([1, layout.height // patch, layout.width // patch], np.int64)
         arrays: Arrays = {
             "pixel_values": patches.reshape(-1, 3 * self.frames * patch * patch),

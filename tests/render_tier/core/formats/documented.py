@@ -7,7 +7,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "parsers.md"
 _EXAMPLE = re.compile(
-    r"`(?P<file>acme\.\w+)`[^\n]*\n\n```\w+\n(?P<source>.*?)```\n\n```\n(?P<output>.*?)\n```", re.S
+    r"`(?P<file>acme\.\w+)`[^\n]*\n\n```\w+\n(?P<source>.*?)```\n\n```text\n(?P<output>.*?)\n```", re.S
 )
 
 

@@ -33,6 +33,7 @@ class LoadedImage:
     """Digest of the file."""
     data: bytes
     opened: OpenedImage
+    replacement: Replacement
     item_bytes: int
     """Size of its item, but for a few bytes."""
 
@@ -110,7 +111,8 @@ class ImagePreparation:
         layout = self._processor.layout(width, height)
         values = 3 * layout.width * layout.height * layout.tiles * self.family.frames
         width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
-        return LoadedImage(key, data, opened, values * width_of_one * 4 // 3)
+        replacement = self.family.replacement(layout, width, height)
+        return LoadedImage(key, data, opened, replacement, values * width_of_one * 4 // 3)
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""

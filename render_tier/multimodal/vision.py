@@ -10,7 +10,7 @@ from render_tier.model import ModelAssets, ModelLoadError
 from render_tier.model.context_length import text_config
 from render_tier.model.files import read_json_object
 from render_tier.multimodal.encoding import FloatType
-from render_tier.multimodal.families import family_of
+from render_tier.multimodal.families import Replacement, family_of
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import UnsupportedProcessor
 from render_tier.multimodal.placeholders import Range, expand
@@ -41,9 +41,11 @@ class Vision:
         self.mark = preparation.family.mark
         self.token = preparation.family.token
 
-    def expand(self, ids: Sequence[int], images: Sequence[PromptImage]) -> tuple[list[int], list[Range]]:
+    def expand(
+        self, ids: Sequence[int], replacements: Sequence[Replacement]
+    ) -> tuple[list[int], list[Range]]:
         """Raises MisplacedImages."""
-        return expand(ids, self.preparation.family, [each.image.replacement for each in images])
+        return expand(ids, self.preparation.family, replacements)
 
     def features(
         self,

@@ -48,7 +48,9 @@ from render_tier.rendering.system_order import refuses_inline_system
 from render_tier.rendering.token_ids import PromptIds
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.families import Replacement
     from render_tier.multimodal.features import Features, Payload
+    from render_tier.multimodal.placeholders import Range
     from render_tier.multimodal.vision import PromptImage, Vision
 
 
@@ -139,14 +141,14 @@ class Renderer:
         return self._native is not None or self._assets.chat_template is not None
 
     def image_parts(
-        self, request: ChatTemplateFields | MessagesRequest | ResponsesRequest
+        self, request: ChatTemplateFields | CountTokensRequest | ResponsesRequest
     ) -> list[ImagePart]:
         """The images that a request needs to be rendered with; none for a text model, which refuses them
         itself. They are named by their places in the chat that a request of another kind becomes. Raises
         BadRequest."""
         if self._vision is None:
             return []
-        if isinstance(request, MessagesRequest):
+        if isinstance(request, CountTokensRequest):
             request = self._messages_chat(request)
         elif isinstance(request, ResponsesRequest):
             request = self._responses_chat(request)
@@ -171,11 +173,17 @@ class Renderer:
         asked_field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         return self._render(request, f"chatcmpl-{self._id(request, request_id)}", asked_field, images)
 
-    def explain_chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> Explanation:
+    def explain_chat(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        request_id: str | None = None,
+        images: Sequence[PromptImage] = (),
+    ) -> Explanation:
         """What `render_chat` gives, and why. Costs several times as much. Raises ApiError."""
         asked = request.model_copy(update={"return_token_offsets": True})
         reused = (request.kv_transfer_params or {}).get("prompt_token_ids") is not None
-        rendered = self.render_chat(asked, request_id=request_id)
+        rendered = self.render_chat(asked, request_id=request_id, images=images)
         generate = rendered.generate_request()
         explainer = Explainer(self._assets, self._settings, self._reasoning, self._tools)
         text, facts = None, None
@@ -227,9 +235,8 @@ class Renderer:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
         self._prompts.check_fields(request)
         refuse_media_options(request)
-        if not images:
-            self._refuse_images(request)
-        elif request.continuation is not None:
+        self._check_images(request, images)
+        if images and request.continuation is not None:
             raise BadRequest("continuation is not supported beside images", param="continuation")
         self._continued.check(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -289,16 +296,21 @@ class Renderer:
     def _messages_chat(self, request: CountTokensRequest) -> ChatCompletionRequest:
         return as_chat(request, merge_inline_system=self._merges_inline_system)
 
-    def count_tokens(self, request: CountTokensRequest) -> int:
-        """Of the prompt that the request renders to. Raises ApiError."""
+    def count_tokens(self, request: CountTokensRequest, *, places: Sequence[Replacement] = ()) -> int:
+        """Of the prompt that the request renders to. ``places``: of the images of `image_parts`. Raises
+        ApiError."""
         chat = self._messages_chat(request)
-        self._refuse_images(chat)
+        self._check_images(chat, places)
         self.check_model(chat.model)
         self._check_tool_choice(chat)
         self._prompts.check_fields(chat)
-        return len(
-            self._prompts.prompt(chat, self._prompts.template_kwargs(chat), reserve_output=False)[0].ids
-        )
+        kwargs = self._prompts.template_kwargs(chat)
+        prompt = self._prompts.prompt(chat, kwargs, reserve_output=False)[0]
+        if not places:
+            return len(prompt.ids)
+        count = len(self._expanded(prompt.token_ids, places)[0])
+        self._encoder.check_fits(count)
+        return count
 
     def completions(
         self, request: CompletionRequest, *, request_id: str | None = None
@@ -328,14 +340,18 @@ class Renderer:
             generated.append(rendered.generate_request())
         return generated
 
-    def tokenize(self, request: TokenizeTextRequest | TokenizeChatRequest) -> TokenizeResponse:
-        """Raises ApiError."""
+    def tokenize(
+        self, request: TokenizeTextRequest | TokenizeChatRequest, *, places: Sequence[Replacement] = ()
+    ) -> TokenizeResponse:
+        """``places``: of the images of `image_parts`. Raises ApiError."""
         self.check_model(request.model)
         if isinstance(request, TokenizeChatRequest):
             self._prompts.check_trust(request)
             refuse_media_options(request)
-            self._refuse_images(request)
+            self._check_images(request, places)
             ids = self._prompts.ids(request)
+            if places:
+                ids = self._expanded(ids, places)[0]
         else:
             ids = self._encoder.plain_ids(request.prompt, add_special_tokens=request.add_special_tokens)
         strings = list(map(self._assets.tokenizer.piece, ids)) if request.return_token_strs else None
@@ -354,30 +370,34 @@ class Renderer:
                 f"The model `{model[:200]}` does not exist. Valid aliases: {aliases}.", param="model"
             )
 
-    def _refuse_images(self, request: ChatTemplateFields) -> None:
-        """Raises BadRequest for images at an endpoint that does not take them."""
-        parts = self.image_parts(request)
+    def _check_images(self, request: ChatTemplateFields, given: Sequence[object]) -> None:
+        """Raises BadRequest for images that the caller has not brought."""
+        parts = () if given else self.image_parts(request)
         if parts:
-            raise BadRequest(
-                f"{parts[0].param}: images are taken by the endpoints that render, without `explain`",
-                param=parts[0].param,
-            )
+            raise BadRequest(f"{parts[0].param}: its image is needed", param=parts[0].param)
 
     def _with_images(
         self, prompt: EncodedPrompt, images: Sequence[PromptImage], payload: Payload
     ) -> tuple[EncodedPrompt, Features]:
         """The prompt with the images' tokens in it, and the features that say where they are."""
         assert self._vision is not None
+        ids, ranges = self._expanded(prompt.token_ids, [each.image.replacement for each in images])
+        self._encoder.check_fits(len(ids))
+        features = self._vision.features(images, ranges, prompt_length=len(ids), payload=payload)
+        return EncodedPrompt(PromptIds.of(ids)), features
+
+    def _expanded(
+        self, ids: Sequence[int], places: Sequence[Replacement]
+    ) -> tuple[list[int], Sequence[Range]]:
+        """The prompt with the images' tokens in it, and where those are. Raises BadRequest."""
+        assert self._vision is not None
         try:
-            ids, ranges = self._vision.expand(prompt.ids.to_list(), images)
+            return self._vision.expand(ids, places)
         except ValueError as error:
             raise BadRequest(
                 f"{error}: a text holds the place of one, the template leaves one out, or it was cut off",
                 param="messages",
             ) from None
-        self._encoder.check_fits(len(ids))
-        features = self._vision.features(images, ranges, prompt_length=len(ids), payload=payload)
-        return EncodedPrompt(PromptIds.of(ids)), features
 
     def _check_tool_choice(self, request: ChatCompletionRequest) -> None:
         choice = request.tool_choice

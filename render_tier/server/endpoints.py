@@ -1,7 +1,7 @@
 """The POST endpoints as functions from a body to a reply; `hot_routes` puts them on the wire.
 
 Each runs to completion on one thread, on the event loop for a small body or in a pool. One for a request with
-images runs until it knows them, and goes on when they are there.
+images runs until it knows them, and goes on when they are there, or when their sizes are known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.request_fields import check_lengths
 from render_tier.protocol.responses_request import ResponsesRequest
-from render_tier.protocol.tokenize import parse_detokenize, parse_tokenize
+from render_tier.protocol.tokenize import (
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+    parse_detokenize,
+    parse_tokenize,
+)
 from render_tier.protocol.validation import decode_object
 from render_tier.rendering.image_parts import ImagePart
 from render_tier.rendering.rendered import Rendered
@@ -30,6 +35,7 @@ from render_tier.server.service import Service
 from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.families import Replacement
     from render_tier.multimodal.vision import PromptImage
 
 FINGERPRINT_HEADER = b"x-render-fingerprint"
@@ -48,7 +54,17 @@ class NeedsImages:
     finish: Callable[[Sequence[PromptImage]], Reply]
 
 
-Handler = Callable[[Service, bytes, str | None], Reply | NeedsImages]
+@dataclass(frozen=True)
+class NeedsSizes:
+    """A request of which no more is asked than its prompt, so that no image has to be processed. ``finish``
+    raises ApiError."""
+
+    parts: list[ImagePart]
+    finish: Callable[[Sequence[Replacement]], Reply]
+
+
+Outcome = Reply | NeedsImages | NeedsSizes
+Handler = Callable[[Service, bytes, str | None], Outcome]
 """Service, body, ``X-Request-Id`` → reply. Raises ApiError."""
 
 
@@ -105,32 +121,32 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         render: Callable[..., Rendered],
         *,
         compact: bool = False,
-    ) -> Reply | NeedsImages:
+    ) -> Outcome:
         """``render`` takes the request's ``images``, where it has some."""
 
-        def finish(**images: Sequence[PromptImage]) -> Reply:
-            rendered = render(**images)
+        def finish(images: Sequence[PromptImage]) -> Reply:
+            rendered = render(images=images)
             _count_prompt(metrics, len(rendered.ids))
             headers = ((TOKEN_IDS_HEADER, COMPACT),) if compact else ()
             return _rendered(service, rendered.encode(compact=compact), *headers)
 
-        parts = service.renderer.image_parts(request)
-        if not parts:
-            return finish()
-        service.renderer.check_model(request.model)
-        return NeedsImages(parts, lambda images: finish(images=images))
+        return with_images(service, request, finish)
 
     def render_chat(
         service: Service, body: bytes, request_id: str | None, *, compact: bool = False
-    ) -> Reply | NeedsImages:
+    ) -> Outcome:
         request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         render = partial(service.renderer.render_chat, request, request_id=request_id)
         return reply(service, request, render, compact=compact)
 
-    def explain_chat(service: Service, body: bytes, request_id: str | None) -> Reply:
+    def explain_chat(service: Service, body: bytes, request_id: str | None) -> Outcome:
         request = ChatCompletionRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
-        explanation = service.renderer.explain_chat(request, request_id=request_id)
-        return _rendered(service, msgspec.json.encode(explanation))
+
+        def finish(images: Sequence[PromptImage]) -> Reply:
+            explanation = service.renderer.explain_chat(request, request_id=request_id, images=images)
+            return _rendered(service, msgspec.json.encode(explanation))
+
+        return with_images(service, request, finish)
 
     def render_completions(service: Service, body: bytes, request_id: str | None) -> Reply:
         request = CompletionRequest.parse(
@@ -141,19 +157,24 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
             _count_prompt(metrics, len(one.token_ids))
         return _rendered(service, msgspec.json.encode(generate))
 
-    def render_messages(service: Service, body: bytes, request_id: str | None) -> Reply | NeedsImages:
+    def render_messages(service: Service, body: bytes, request_id: str | None) -> Outcome:
         request = MessagesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         render = partial(service.renderer.render_messages, request, request_id=request_id)
         return reply(service, request, render)
 
-    def render_responses(service: Service, body: bytes, _request_id: str | None) -> Reply | NeedsImages:
+    def render_responses(service: Service, body: bytes, _request_id: str | None) -> Outcome:
         request = ResponsesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
         return reply(service, request, partial(service.renderer.render_responses, request))
 
-    def count_messages(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        count = service.renderer.count_tokens(CountTokensRequest.parse_count(read(body)))
-        answer = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
-        return Reply(200, msgspec.json.encode(answer))
+    def count_messages(service: Service, body: bytes, _request_id: str | None) -> Outcome:
+        request = CountTokensRequest.parse_count(read(body))
+
+        def finish(places: Sequence[Replacement]) -> Reply:
+            count = service.renderer.count_tokens(request, places=places)
+            answer = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+            return Reply(200, msgspec.json.encode(answer))
+
+        return with_sizes(service, request, finish)
 
     def derender_chat(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.chat(body))
@@ -167,8 +188,15 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
     def derender_responses(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, service.derenderer.responses(body))
 
-    def tokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
-        return Reply(200, msgspec.json.encode(service.renderer.tokenize(parse_tokenize(read(body)))))
+    def tokenize(service: Service, body: bytes, _request_id: str | None) -> Outcome:
+        request = parse_tokenize(read(body))
+
+        def finish(places: Sequence[Replacement]) -> Reply:
+            return Reply(200, msgspec.json.encode(service.renderer.tokenize(request, places=places)))
+
+        if isinstance(request, TokenizeTextRequest):
+            return finish(())
+        return with_sizes(service, request, finish)
 
     def detokenize(service: Service, body: bytes, _request_id: str | None) -> Reply:
         return Reply(200, msgspec.json.encode(service.renderer.detokenize(parse_detokenize(read(body)))))
@@ -223,6 +251,36 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         Endpoint("/detokenize", "render", detokenize, "Token IDs to text"),
     )
     return {endpoint.path: endpoint for endpoint in endpoints}
+
+
+def with_images(
+    service: Service,
+    request: ChatCompletionRequest | MessagesRequest | ResponsesRequest,
+    finish: Callable[[Sequence[PromptImage]], Reply],
+) -> Reply | NeedsImages:
+    """The reply of ``finish``, at once where there are no images. Raises ApiError."""
+    parts = _images_of(service, request)
+    return NeedsImages(parts, finish) if parts else finish(())
+
+
+def with_sizes(
+    service: Service,
+    request: TokenizeChatRequest | CountTokensRequest,
+    finish: Callable[[Sequence[Replacement]], Reply],
+) -> Reply | NeedsSizes:
+    """As `with_images`."""
+    parts = _images_of(service, request)
+    return NeedsSizes(parts, finish) if parts else finish(())
+
+
+def _images_of(
+    service: Service,
+    request: ChatCompletionRequest | CountTokensRequest | ResponsesRequest | TokenizeChatRequest,
+) -> list[ImagePart]:
+    parts = service.renderer.image_parts(request)
+    if parts:
+        service.renderer.check_model(request.model)
+    return parts
 
 
 def _rendered(service: Service, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.server.compression import Coding, ReplyCompression, decompress, encoding_of
-from render_tier.server.endpoints import Endpoint, NeedsImages, PoolName
+from render_tier.server.endpoints import Endpoint, NeedsImages, NeedsSizes, Outcome, PoolName
 from render_tier.server.idle_loop import IdleLoop
 from render_tier.server.pools import Overloaded
 from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
@@ -80,10 +80,10 @@ class HotRoutes:
                 raise Overloaded("the model is loading", retry_after=1)
             request_id = _request_id(headers)
 
-            def work() -> Reply | NeedsImages:
+            def work() -> Outcome:
                 plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
                 outcome = handle(service, plain, request_id)
-                return outcome if isinstance(outcome, NeedsImages) else self._packed(outcome, reply_coding)
+                return self._packed(outcome, reply_coding) if isinstance(outcome, Reply) else outcome
 
             if endpoint.pool == "derender":
                 self._idle_loop.streamed()
@@ -94,6 +94,8 @@ class HotRoutes:
                 outcome = await self._runtime.pools[endpoint.pool].run(work)
             if isinstance(outcome, NeedsImages):
                 return await self._with_images(outcome, endpoint.pool, reply_coding)
+            if isinstance(outcome, NeedsSizes):
+                return await self._with_sizes(outcome, endpoint.pool, reply_coding)
             return outcome
         except ApiError as error:
             return error_reply(error, *(() if read_all else (CLOSE,)))
@@ -121,6 +123,13 @@ class HotRoutes:
             held.release()
             raise
         return replace(reply, on_sent=held.release)
+
+    async def _with_sizes(self, request: NeedsSizes, pool: PoolName, coding: Coding | None) -> Reply:
+        """Raises ApiError."""
+        intake = self._runtime.images
+        assert intake is not None  # as the renderer takes images
+        places = await intake.measure(request.parts)
+        return await self._runtime.pools[pool].run(lambda: self._packed(request.finish(places), coding))
 
     def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:
         settings = self._settings

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from render_tier.model import ModelLoadError
 from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
+from render_tier.multimodal.families import Replacement
 from render_tier.multimodal.item import ImageRefused
 from render_tier.multimodal.prepared import LoadedImage, PreparedImage
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
@@ -109,16 +110,9 @@ class ImageIntake:
 
     async def prepare(self, parts: Sequence[ImagePart]) -> RequestImages:
         """To be released by the caller. Raises ApiError that names the part at fault."""
-        if len(parts) > self._limit:
-            raise invalid(
-                f"At most {self._limit} image(s) may be provided in one prompt. "
-                "Set `--limit-mm-per-prompt` to change this limit.",
-                "image",
-            )
         request = RequestImages()
         try:
-            await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-            loaded = await self._each(parts, partial(self._load, request))
+            loaded = await self._all_loaded(request, parts)
             kept = sum(isinstance(image, PreparedImage) for image in loaded)
             self._kept.inc(kept)
             self._processed.inc(len(loaded) - kept)
@@ -130,6 +124,27 @@ class ImageIntake:
             raise
         request.images = [PromptImage(image, part.uuid) for image, part in zip(prepared, parts, strict=True)]
         return request
+
+    async def measure(self, parts: Sequence[ImagePart]) -> list[Replacement]:
+        """What stands in the prompt for each image, by its file's header. Raises ApiError that names the part
+        at fault."""
+        request = RequestImages()
+        try:
+            return [image.replacement for image in await self._all_loaded(request, parts)]
+        finally:
+            request.release()
+
+    async def _all_loaded(
+        self, request: RequestImages, parts: Sequence[ImagePart]
+    ) -> list[LoadedImage | PreparedImage]:
+        if len(parts) > self._limit:
+            raise invalid(
+                f"At most {self._limit} image(s) may be provided in one prompt. "
+                "Set `--limit-mm-per-prompt` to change this limit.",
+                "image",
+            )
+        await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
+        return await self._each(parts, partial(self._load, request))
 
     def _file_bytes(self, part: ImagePart) -> int:
         return len(part.url) if part.url[:5].lower() == "data:" else self._local.max_bytes

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from render_tier.model import ModelLoadError
+from render_tier.multimodal.prepared import ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.server.app import RenderApp
@@ -23,7 +25,7 @@ from render_tier.server.service import Service
 from tests.support import vision_models
 from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text
 from tests.support.image_origin import ok, origin
-from tests.support.images import LOCAL, file, picture
+from tests.support.images import LOCAL, every_kind, file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
 
 SMALL = file(picture(64, 48))
@@ -199,12 +201,61 @@ async def test_refused(serve: Any, body: Any, status: int, param: str, message: 
     assert message in error["message"]
 
 
-async def test_other_endpoints_say_where_images_are_taken(serve: Any) -> None:
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+async def test_prompts_are_counted_without_processing_an_image(
+    serve: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await serve(name)
+    bodies = [corpus()[each] for each in ("several messages", "line breaks around", "two in a row")]
+    bodies += [chat(text("?"), part(data)) for data in every_kind().values()]
+    rendered = [(await server.render(body)).json()["token_ids"] for body in bodies]
+    preparation = server.app.runtime.service.images.vision.preparation
+    monkeypatch.setattr(preparation, "prepare", None)
+    monkeypatch.setattr(preparation, "cache", ItemCache(0))
+    for body, expected in zip(bodies, rendered, strict=True):
+        answer = (await server.client.post("/tokenize", json={"messages": body["messages"]})).json()
+        assert (answer["tokens"], answer["count"]) == (expected, len(expected))
+
+
+async def test_anthropic_clients_count_tokens_of_images(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
-    for path in ("/tokenize", f"{PATH}?explain=true"):
-        response = await server.client.post(path, json=chat(part(SMALL)))
-        assert response.status_code == 400
-        assert "images are taken by the endpoints that render" in response.json()["error"]["message"]
+    data = file(picture(640, 480), "JPEG")
+    source = {"type": "base64", "media_type": "image/jpeg", "data": b64encode(data).decode()}
+    message = {"role": "user", "content": [{"type": "image", "source": source}, text("What is it?")]}
+    asked = {"model": "m", "system": "Be brief.", "messages": [message]}
+    rendered = (await server.client.post("/v1/messages/render", json={**asked, "max_tokens": 8})).json()
+    monkeypatch.setattr(server.app.runtime.service.images.vision.preparation, "prepare", None)
+    answer = (await server.client.post("/v1/messages/count_tokens", json=asked)).json()
+    assert answer["input_tokens"] == len(rendered["token_ids"]) > 300
+
+
+async def test_counting_refuses_what_rendering_does(serve: Any) -> None:
+    server = await serve(max_model_len=64)
+    source = {"type": "base64", "media_type": "image/png", "data": b64encode(b"nonsense").decode()}
+    unreadable = {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+    }
+    response = await server.client.post("/v1/messages/count_tokens", json=unreadable)
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        400,
+        "messages.0.content.0.image_url",
+    )
+    response = await server.client.post("/tokenize", json=chat(part(SMALL), text("see <|image_pad|>")))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    response = await server.client.post("/tokenize", json=chat(part(SMALL), model="other"))
+    assert response.status_code == 404
+
+
+async def test_an_explanation_has_the_prompt_that_is_rendered(serve: Any) -> None:
+    server = await serve()
+    body = chat(part(SMALL), text("What is it?"), request_id="a")
+    expected = (await server.render(body)).json()
+    answer = (await server.client.post(f"{PATH}?explain=true", json=body)).json()
+    assert answer["request"] == expected
+    assert [token["id"] for token in answer["tokens"]] == expected["token_ids"]
+    assert answer["prompt_tokens"] == len(expected["token_ids"])
+    assert answer["prompt"].count("<|image_pad|>") == 1
 
 
 async def test_messages_and_responses_render_as_their_chat_does(serve: Any) -> None:

@@ -22,6 +22,7 @@ from render_tier.multimodal.processors.settings import (
     Finish,
     Settings,
     digest,
+    pixel_bounds,
 )
 
 NAME = "Qwen2VLImageProcessor"
@@ -56,7 +57,7 @@ class Qwen2VLProcessor:
     def load(cls, *given: Mapping[str, Any]) -> Qwen2VLProcessor:
         settings = Settings(NAME, DEFAULTS, *given)
         settings.require("do_resize", True)
-        fewest, most = _pixels(*given)
+        fewest, most = pixel_bounds(NAME, (FEWEST_PIXELS, MOST_PIXELS), *given)
         kind, finish = settings.filter(), settings.finish()
         patch, merge = settings.count("patch_size"), settings.count("merge_size")
         frames = settings.count("temporal_patch_size")
@@ -87,24 +88,3 @@ class Qwen2VLProcessor:
             "image_grid_thw": grid,
         }
         return ProcessedImage(arrays, width, height)
-
-
-def _pixels(*given: Mapping[str, Any]) -> tuple[int, int]:
-    """The fewest and the most pixels of a resized image.
-
-    In one mapping the older names `min_pixels` and `max_pixels` go before `size`; a later mapping's `size`
-    goes before all of an earlier one.
-    """
-    fewest, most = FEWEST_PIXELS, MOST_PIXELS
-    for mapping in given:
-        settings = Settings(NAME, {}, mapping)
-        if mapping.get("size") is not None:
-            size = settings.size("size", square=False)
-            if size.shortest_edge is None or size.longest_edge is None:
-                if not {"min_pixels", "max_pixels"} <= mapping.keys():
-                    raise settings.wrong("size")
-            else:
-                fewest, most = size.shortest_edge, size.longest_edge
-        fewest = settings.optional_count("min_pixels") or fewest
-        most = settings.optional_count("max_pixels") or most
-    return fewest, most

@@ -125,6 +125,27 @@ class Settings:
         return np.array(value, np.float32).reshape(3, 1)
 
 
+def pixel_bounds(family: str, defaults: tuple[int, int], *given: Mapping[str, Any]) -> tuple[int, int]:
+    """The fewest and the most pixels of what a Qwen-VL processor resizes to.
+
+    In one mapping the older names `min_pixels` and `max_pixels` go before `size`; a later mapping's `size`
+    goes before all of an earlier one. Raises UnsupportedProcessor.
+    """
+    fewest, most = defaults
+    for mapping in given:
+        settings = Settings(family, {}, mapping)
+        if mapping.get("size") is not None:
+            size = settings.size("size", square=False)
+            if size.shortest_edge is None or size.longest_edge is None:
+                if not {"min_pixels", "max_pixels"} <= mapping.keys():
+                    raise settings.wrong("size")
+            else:
+                fewest, most = size.shortest_edge, size.longest_edge
+        fewest = settings.optional_count("min_pixels") or fewest
+        most = settings.optional_count("max_pixels") or most
+    return fewest, most
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Normalization:
     mean: npt.NDArray[np.float32]

@@ -98,6 +98,9 @@ class Settings(BaseModel):
     """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 serves the model without."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
+    trust_request_mm_kwargs: bool = False
+    """Whether requests may say how their images are processed (`mm_processor_kwargs`) and read
+    (`media_io_kwargs`)."""
     mm_device_do_normalize: bool = True
     """Whether engines scale and normalize pixels themselves, as theirs is set; only some models leave it to
     them."""

@@ -1,13 +1,13 @@
 """Bytes of an image file to RGB pixels, as vLLM's image loader gives them, within bounds.
 
 Formats are those with a decoder of their own in Pillow. SVG is none of them, nor is anything that Pillow
-hands to another program. EXIF orientation is applied; transparency is laid on white; of an animation the
-first frame is taken. A file's header decides on its size before anything of it is decoded.
+hands to another program. EXIF orientation is applied; transparency is laid on a color, white by default; of
+an animation the first frame is taken. A file's header decides on its size before anything of it is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 
@@ -16,9 +16,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-BACKGROUND = (255, 255, 255)
-CONVERSION: Mapping[str, str | tuple[int, ...]] = {"image_mode": "RGB", "rgba_background_color": BACKGROUND}
-"""How an image that is not RGB becomes so: part of its hash in vLLM."""
+Color = tuple[int, int, int]
+BACKGROUND: Color = (255, 255, 255)
 ORIENTATION = 0x0112
 TURNED, SIDEWAYS = range(2, 9), range(5, 9)
 """Values of EXIF's orientation that are not upright; those that swap width and height."""
@@ -30,6 +29,11 @@ class UnreadableImage(ValueError):
 
 class ImageTooLarge(ValueError):
     """An image with more pixels than are allowed."""
+
+
+def conversion(background: Color) -> dict[str, str | Color]:
+    """How an image that is not RGB becomes so: part of its hash in vLLM."""
+    return {"image_mode": "RGB", "rgba_background_color": background}
 
 
 class OpenedImage:
@@ -58,8 +62,9 @@ class OpenedImage:
         except Exception:  # whatever a malformed header makes the library raise
             return 1
 
-    def pixels(self) -> tuple[npt.NDArray[np.uint8], bool]:
-        """(height, width, 3), and whether it took a conversion to get there. Raises UnreadableImage."""
+    def pixels(self, background: Color = BACKGROUND) -> tuple[npt.NDArray[np.uint8], bool]:
+        """(height, width, 3), and whether it took a conversion to get there. ``background``: what
+        transparency is laid on. Raises UnreadableImage."""
         with _faults_of_the_file():
             image = self._image
             image.load()
@@ -69,15 +74,15 @@ class OpenedImage:
                     image = ImageOps.exif_transpose(image)
             converted = image.mode != "RGB"
             if converted:
-                image = _as_rgb(image)
+                image = _as_rgb(image, background)
             return np.asarray(image), converted
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def _as_rgb(image: Image.Image, background: Color) -> Image.Image:
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
         return image.convert("RGB")
     layer = image if image.mode == "RGBA" else image.convert("RGBA")
-    ground = Image.new("RGB", layer.size, BACKGROUND)
+    ground = Image.new("RGB", layer.size, background)
     ground.paste(layer, mask=layer.getchannel("A"))
     return ground
 

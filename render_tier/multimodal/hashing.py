@@ -2,29 +2,45 @@
 
 vLLM feeds blake3 with named values. Every name and value has its length in front (8 bytes, little-endian);
 a value has its kind in front of that: 1 a sequence, 2 a mapping (both followed by how many they hold), 3
-anything else. Integers are eight bytes. An image is the bytes that the client sent, beside how they were
-converted where that was needed to get to RGB.
+anything else. Integers are eight bytes, truth is one. An image is the bytes that the client sent, beside how
+they were converted where that was needed to get to RGB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from blake3 import blake3
 
-Value = bytes | str | int | Sequence["Value"] | Mapping[str, "Value"]
+Value = bytes | str | bool | int | Sequence["Value"] | Mapping[str, "Value"]
 SEQUENCE, MAPPING, LEAF = b"\x01", b"\x02", b"\x03"
 
 
-def image_hash(data: bytes, *, model: str, conversion: Mapping[str, Value] | None) -> str:
-    """``conversion``: None where the image was RGB already."""
+def image_hash(
+    data: bytes,
+    *,
+    model: str,
+    conversion: Mapping[str, Value] | None,
+    factors: Mapping[str, Value] | None = None,
+) -> str:
+    """``conversion``: None where the image was RGB already. ``factors``: what a request says of how the image
+    becomes an item, by name."""
     image: Value = data if conversion is None else {"io_config": conversion, "data": data}
+    return _hash(model, (LEAF, *_framed(b"image"), *_value(image)), factors or {})
+
+
+def name_hash(name: str, *, model: str, factors: Mapping[str, Value]) -> str:
+    """Of an image that the client has named: its ``uuid`` where a request says no more than that."""
+    return _hash(model, _value(name), factors) if factors else name
+
+
+def _hash(model: str, image: Iterable[bytes], factors: Mapping[str, Value]) -> str:
     hasher = blake3()
-    for chunk in (
-        *(*_framed(b"image"), LEAF, *_framed(b"image"), *_value(image)),
-        *(*_framed(b"model_id"), *_value(model)),
-    ):
-        hasher.update(chunk)
+    named = {"image": image, "model_id": _value(model)}
+    named.update({name: _value(value) for name, value in factors.items()})
+    for name in sorted(named):
+        for chunk in (*_framed(name.encode()), *named[name]):
+            hasher.update(chunk)
     return hasher.hexdigest()
 
 
@@ -37,6 +53,9 @@ def _value(value: Value) -> Iterator[bytes]:
     elif isinstance(value, str | bytes):
         yield LEAF
         yield from _framed(value.encode() if isinstance(value, str) else value)
+    elif isinstance(value, bool):
+        yield LEAF
+        yield from _framed(bytes([value]))
     elif isinstance(value, int):
         yield LEAF
         yield from _framed(_length(value))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from copy import copy
 from dataclasses import dataclass
 
-from render_tier.multimodal.decoding import CONVERSION, OpenedImage
+from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
-from render_tier.multimodal.hashing import image_hash
+from render_tier.multimodal.hashing import image_hash, name_hash
 from render_tier.multimodal.item import ImageProcessor
+from render_tier.multimodal.options import ImageOptions
 
 FLOAT_BYTES: dict[FloatType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 OVERHEAD = 1024
@@ -30,7 +32,7 @@ class LoadedImage:
     """A file whose header has been read."""
 
     key: bytes
-    """Digest of the file."""
+    """Digest of the file, and of what the request says of it."""
     data: bytes
     opened: OpenedImage
     replacement: Replacement
@@ -39,7 +41,7 @@ class LoadedImage:
 
 
 class ItemCache:
-    """Prepared images by their file's digest, the least recently used ones dropped. Thread-safe."""
+    """Prepared images by `LoadedImage.key`, the least recently used ones dropped. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -72,7 +74,7 @@ class ItemCache:
 
 
 class ImagePreparation:
-    """For one model with one set of processor settings. Thread-safe."""
+    """For one model with one set of settings. Thread-safe."""
 
     def __init__(
         self,
@@ -88,41 +90,66 @@ class ImagePreparation:
         """``model``: part of every hash, as the operator names it to engines too. ``as_bytes``: whether the
         processor leaves pixels as they are, which are then sent as bytes."""
         self.family = family
-        self._processor = processor
+        self.processor = processor
+        self._options = ImageOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
 
     @property
     def settings_digest(self) -> bytes:
         """Of all that decides what an image becomes."""
         form = f"{self._model}\n{self._float_type}\n{self._as_bytes}".encode()
-        return hashlib.sha256(self._processor.settings_digest + form).digest()
+        return hashlib.sha256(self.processor.settings_digest + form).digest()
+
+    def with_options(self, options: ImageOptions, processor: ImageProcessor) -> ImagePreparation:
+        """For a request that says this, and is processed by that; with the same cache."""
+        other = copy(self)
+        other._options = options
+        other.processor = processor
+        return other
 
     def key(self, data: bytes) -> bytes:
-        return hashlib.sha256(data).digest()
+        digest = hashlib.sha256(data).digest()
+        return hashlib.sha256(self._options.digest + digest).digest() if self._options else digest
+
+    def hash_of_name(self, uuid: str) -> str:
+        """Of an image that the client tells apart by a name."""
+        return name_hash(uuid, model=self._model, factors=self._options.hash_factors)
 
     def load(self, key: bytes, data: bytes) -> LoadedImage:
         """Raises UnreadableImage, ImageTooLarge and ImageRefused."""
-        opened = OpenedImage(data, max_pixels=self._max_pixels)
+        opened = OpenedImage(data, max_pixels=self.max_pixels)
         width, height = opened.size
-        layout = self._processor.layout(width, height)
-        values = 3 * layout.width * layout.height * layout.tiles * self.family.frames
+        layout = self.processor.layout(width, height)
+        pixels = layout.width * layout.height * layout.tiles
+        if self._options and pixels > self.max_pixels:
+            raise ImageTooLarge(
+                f"the image would become {pixels} pixels by mm_processor_kwargs; at most {self.max_pixels} "
+                "are allowed"
+            )
+        values = 3 * pixels * self.family.frames
         width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
         replacement = self.family.replacement(layout, width, height)
         return LoadedImage(key, data, opened, replacement, values * width_of_one * 4 // 3)
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""
-        pixels, converted = loaded.opened.pixels()
-        processed = self._processor.process(pixels)
-        layout = self._processor.layout(processed.width, processed.height)
+        background = self._options.background
+        pixels, converted = loaded.opened.pixels(background)
+        processed = self.processor.process(pixels)
+        layout = self.processor.layout(processed.width, processed.height)
         image = PreparedImage(
             encode_item(processed.arrays, self.family, self._float_type),
             self.family.replacement(layout, processed.width, processed.height),
-            image_hash(loaded.data, model=self._model, conversion=CONVERSION if converted else None),
+            image_hash(
+                loaded.data,
+                model=self._model,
+                conversion=conversion(background) if converted else None,
+                factors=self._options.hash_factors,
+            ),
         )
         self.cache.put(loaded.key, image)
         return image

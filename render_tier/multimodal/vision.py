@@ -12,7 +12,8 @@ from render_tier.model.files import read_json_object
 from render_tier.multimodal.encoding import FloatType
 from render_tier.multimodal.families import Replacement, family_of
 from render_tier.multimodal.features import Features, Payload, features_of
-from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
+from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
 from render_tier.multimodal.placeholders import Range, expand
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
 from render_tier.multimodal.processors.choice import image_processor
@@ -25,21 +26,44 @@ FLOAT_TYPES: Mapping[str, FloatType] = {"bfloat16": "bfloat16", "float16": "floa
 @dataclass(frozen=True)
 class PromptImage:
     image: PreparedImage
-    uuid: str | None = None
-    """The client's name for it."""
+    name_hash: str | None = None
+    """Of the client's name for it."""
 
     @property
     def mm_hash(self) -> str:
-        return self.image.mm_hash if self.uuid is None else self.uuid
+        return self.image.mm_hash if self.name_hash is None else self.name_hash
 
 
 class Vision:
     """Thread-safe."""
 
-    def __init__(self, preparation: ImagePreparation) -> None:
+    def __init__(
+        self, preparation: ImagePreparation, processor_with: Callable[[Mapping[str, Any]], ImageProcessor]
+    ) -> None:
+        """``preparation``: where a request says nothing of it. ``processor_with``: the model's processor with
+        settings of a request; raises UnsupportedProcessor."""
         self.preparation = preparation
+        self._processor_with = processor_with
         self.mark = preparation.family.mark
         self.token = preparation.family.token
+
+    def prepared_with(
+        self,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+        media_io_kwargs: Mapping[str, Mapping[str, Any]] | None,
+    ) -> ImagePreparation:
+        """As a request says. Raises OptionRefused."""
+        usual = self.preparation
+        if not mm_processor_kwargs and not media_io_kwargs:
+            return usual
+        options = image_options(
+            mm_processor_kwargs, media_io_kwargs, processor=usual.processor, most=usual.max_pixels
+        )
+        try:
+            processor = self._processor_with(options.processor)
+        except UnsupportedProcessor as error:
+            raise OptionRefused(PROCESSOR, str(error)) from None
+        return usual.with_options(options, processor)
 
     def expand(
         self, ids: Sequence[int], replacements: Sequence[Replacement]
@@ -77,14 +101,15 @@ def open_vision(
     if family is None:
         return None
     as_bytes = engine_normalizes and family.engine_normalizes
-    overrides = {**processor_kwargs, **(UNCHANGED if as_bytes else {})}
+    own = read_json_object(assets.directory / "preprocessor_config.json") or {}
+    whole = read_json_object(assets.directory / "processor_config.json")
+
+    def processor_with(asked: Mapping[str, Any]) -> ImageProcessor:
+        overrides = {**processor_kwargs, **asked, **(UNCHANGED if as_bytes else {})}
+        return image_processor(assets.config, own, overrides, whole)
+
     try:
-        processor = image_processor(
-            assets.config,
-            read_json_object(assets.directory / "preprocessor_config.json") or {},
-            overrides,
-            read_json_object(assets.directory / "processor_config.json"),
-        )
+        processor = processor_with({})
     except UnsupportedProcessor as error:
         raise ModelLoadError(str(error)) from None
     return Vision(
@@ -96,7 +121,8 @@ def open_vision(
             as_bytes=as_bytes,
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
-        )
+        ),
+        processor_with,
     )
 
 

@@ -30,6 +30,7 @@ from render_tier.protocol.tokenize import (
     TokenizeResponse,
     TokenizeTextRequest,
 )
+from render_tier.protocol.validation import invalid
 from render_tier.rendering.chat_prompts import ChatPrompts, encode_options
 from render_tier.rendering.constraints import requested_constraint, with_tool_choice
 from render_tier.rendering.continuation_prompts import ContinuedPrompts
@@ -37,11 +38,12 @@ from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation
 from render_tier.rendering.guarded_chat import guarded_encoder
 from render_tier.rendering.guarded_encoder import GuardedEncoder
-from render_tier.rendering.image_parts import ImageMarks, ImagePart, image_parts
+from render_tier.rendering.image_parts import ImageMarks, image_parts
 from render_tier.rendering.native_chat import OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
-from render_tier.rendering.request_checks import refuse_beam_search, refuse_media_options, refuse_suffix
+from render_tier.rendering.request_checks import check_media_options, refuse_beam_search, refuse_suffix
+from render_tier.rendering.requested_images import RequestedImages
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
 from render_tier.rendering.system_order import refuses_inline_system
@@ -140,19 +142,31 @@ class Renderer:
         """Whether there is anything that turns messages into a prompt."""
         return self._native is not None or self._assets.chat_template is not None
 
-    def image_parts(
-        self, request: ChatTemplateFields | CountTokensRequest | ResponsesRequest
-    ) -> list[ImagePart]:
-        """The images that a request needs to be rendered with; none for a text model, which refuses them
-        itself. They are named by their places in the chat that a request of another kind becomes. Raises
-        BadRequest."""
+    def requested_images(
+        self, request: ChatCompletionRequest | TokenizeChatRequest | CountTokensRequest | ResponsesRequest
+    ) -> RequestedImages | None:
+        """The images that a request needs to be rendered with, if there are any; none for a text model, which
+        refuses them itself. They are named by their places in the chat that a request of another kind
+        becomes. Raises ApiError."""
         if self._vision is None:
-            return []
+            return None
+        chat: ChatCompletionRequest | TokenizeChatRequest
         if isinstance(request, CountTokensRequest):
-            request = self._messages_chat(request)
+            chat = self._messages_chat(request)
         elif isinstance(request, ResponsesRequest):
-            request = self._responses_chat(request)
-        return image_parts(request.messages)
+            chat = self._responses_chat(request)
+        else:
+            chat = request
+        parts = image_parts(chat.messages)
+        if not parts:
+            return None
+        self.check_model(chat.model)
+        check_media_options(chat, trusted=self._settings.trust_request_mm_kwargs)
+        try:
+            preparation = self._vision.prepared_with(chat.mm_processor_kwargs, chat.media_io_kwargs)
+        except ValueError as error:
+            raise invalid(str(error), getattr(error, "param", None)) from None
+        return RequestedImages(parts, preparation, self._encoder.check_fits)
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""
@@ -166,7 +180,7 @@ class Renderer:
         images: Sequence[PromptImage] = (),
     ) -> Rendered:
         """``request_id`` (the ``X-Request-Id`` header) wins over the body's. ``images``: those of
-        `image_parts`. Raises ApiError."""
+        `requested_images`. Raises ApiError."""
         self.check_model(request.model)
         refuse_beam_search(request)
         self._check_tool_choice(request)
@@ -234,7 +248,7 @@ class Renderer:
     ) -> Rendered:
         """``name``: the generate request's id. ``asked_field``: what the client calls the output limit."""
         self._prompts.check_fields(request)
-        refuse_media_options(request)
+        check_media_options(request, trusted=self._settings.trust_request_mm_kwargs)
         self._check_images(request, images)
         if images and request.continuation is not None:
             raise BadRequest("continuation is not supported beside images", param="continuation")
@@ -297,8 +311,8 @@ class Renderer:
         return as_chat(request, merge_inline_system=self._merges_inline_system)
 
     def count_tokens(self, request: CountTokensRequest, *, places: Sequence[Replacement] = ()) -> int:
-        """Of the prompt that the request renders to. ``places``: of the images of `image_parts`. Raises
-        ApiError."""
+        """Of the prompt that the request renders to. ``places``: of the images of `requested_images`.
+        Raises ApiError."""
         chat = self._messages_chat(request)
         self._check_images(chat, places)
         self.check_model(chat.model)
@@ -343,11 +357,11 @@ class Renderer:
     def tokenize(
         self, request: TokenizeTextRequest | TokenizeChatRequest, *, places: Sequence[Replacement] = ()
     ) -> TokenizeResponse:
-        """``places``: of the images of `image_parts`. Raises ApiError."""
+        """``places``: of the images of `requested_images`. Raises ApiError."""
         self.check_model(request.model)
         if isinstance(request, TokenizeChatRequest):
             self._prompts.check_trust(request)
-            refuse_media_options(request)
+            check_media_options(request, trusted=self._settings.trust_request_mm_kwargs)
             self._check_images(request, places)
             ids = self._prompts.ids(request)
             if places:
@@ -372,7 +386,9 @@ class Renderer:
 
     def _check_images(self, request: ChatTemplateFields, given: Sequence[object]) -> None:
         """Raises BadRequest for images that the caller has not brought."""
-        parts = () if given else self.image_parts(request)
+        if given or self._vision is None:
+            return
+        parts = image_parts(request.messages)
         if parts:
             raise BadRequest(f"{parts[0].param}: its image is needed", param=parts[0].param)
 

@@ -24,8 +24,10 @@ def refuse_suffix(request: CompletionRequest) -> None:
     raise BadRequest("suffix is only supported for models with FIM completion rendering", param="suffix")
 
 
-def refuse_media_options(request: ChatTemplateFields) -> None:
-    """Raises BadRequest where there are any."""
+def check_media_options(request: ChatTemplateFields, *, trusted: bool) -> None:
+    """Raises BadRequest where there are any that are not trusted."""
+    if trusted:
+        return
     for name in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(request, name):
             effect = "preprocessing" if name == "mm_processor_kwargs" else "media loading"

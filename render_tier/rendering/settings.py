@@ -19,6 +19,7 @@ class RenderSettings:
     exclude_tools_when_tool_choice_none: bool = False
     tool_strict_level: Literal["auto", "function", "parameter"] = "auto"
     chat_template_content_format: Literal["auto"] | ContentFormat = "auto"
+    trust_request_mm_kwargs: bool = False
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     system_start_date: str | None = None

@@ -27,8 +27,8 @@ from render_tier.protocol.tokenize import (
     parse_tokenize,
 )
 from render_tier.protocol.validation import decode_object
-from render_tier.rendering.image_parts import ImagePart
 from render_tier.rendering.rendered import Rendered
+from render_tier.rendering.requested_images import RequestedImages
 from render_tier.server.metrics import Metrics
 from render_tier.server.replies import Reply
 from render_tier.server.service import Service
@@ -50,7 +50,7 @@ PoolName = Literal["render", "derender"]
 class NeedsImages:
     """A request that is rendered with its images. ``finish`` raises ApiError."""
 
-    parts: list[ImagePart]
+    images: RequestedImages
     finish: Callable[[Sequence[PromptImage]], Reply]
 
 
@@ -59,7 +59,7 @@ class NeedsSizes:
     """A request of which no more is asked than its prompt, so that no image has to be processed. ``finish``
     raises ApiError."""
 
-    parts: list[ImagePart]
+    images: RequestedImages
     finish: Callable[[Sequence[Replacement]], Reply]
 
 
@@ -259,8 +259,8 @@ def with_images(
     finish: Callable[[Sequence[PromptImage]], Reply],
 ) -> Reply | NeedsImages:
     """The reply of ``finish``, at once where there are no images. Raises ApiError."""
-    parts = _images_of(service, request)
-    return NeedsImages(parts, finish) if parts else finish(())
+    images = service.renderer.requested_images(request)
+    return finish(()) if images is None else NeedsImages(images, finish)
 
 
 def with_sizes(
@@ -269,18 +269,8 @@ def with_sizes(
     finish: Callable[[Sequence[Replacement]], Reply],
 ) -> Reply | NeedsSizes:
     """As `with_images`."""
-    parts = _images_of(service, request)
-    return NeedsSizes(parts, finish) if parts else finish(())
-
-
-def _images_of(
-    service: Service,
-    request: ChatCompletionRequest | CountTokensRequest | ResponsesRequest | TokenizeChatRequest,
-) -> list[ImagePart]:
-    parts = service.renderer.image_parts(request)
-    if parts:
-        service.renderer.check_model(request.model)
-    return parts
+    images = service.renderer.requested_images(request)
+    return finish(()) if images is None else NeedsSizes(images, finish)
 
 
 def _rendered(service: Service, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:

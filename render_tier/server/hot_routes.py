@@ -114,7 +114,7 @@ class HotRoutes:
         """Raises ApiError."""
         intake = self._runtime.images
         assert intake is not None  # as the renderer takes images
-        held = await intake.prepare(request.parts)
+        held = await intake.prepare(request.images)
         try:
             reply = await self._runtime.pools[pool].run(
                 lambda: self._packed(request.finish(held.images), coding)
@@ -128,7 +128,7 @@ class HotRoutes:
         """Raises ApiError."""
         intake = self._runtime.images
         assert intake is not None  # as the renderer takes images
-        places = await intake.measure(request.parts)
+        places = await intake.measure(request.images)
         return await self._runtime.pools[pool].run(lambda: self._packed(request.finish(places), coding))
 
     def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:

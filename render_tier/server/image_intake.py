@@ -20,13 +20,14 @@ from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.families import Replacement
 from render_tier.multimodal.item import ImageRefused
-from render_tier.multimodal.prepared import LoadedImage, PreparedImage
+from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, PreparedImage
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
 from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, read_local
 from render_tier.multimodal.vision import PromptImage, Vision
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import ImagePart
+from render_tier.rendering.requested_images import RequestedImages
 from render_tier.server.memory_budget import MemoryBudget
 from render_tier.server.metrics import Metrics
 from render_tier.server.pools import WorkPool
@@ -87,7 +88,6 @@ class ServedImages:
 
 class ImageIntake:
     def __init__(self, served: ServedImages, settings: Settings, pool: WorkPool, metrics: Metrics) -> None:
-        self._preparation = served.vision.preparation
         self._pool = pool
         self._limit = settings.limit_mm_per_prompt.get("image", DEFAULT_LIMIT)
         self._local = served.local
@@ -100,7 +100,7 @@ class ImageIntake:
         )
 
         def show() -> None:
-            metrics.image_cache_bytes.set(self._preparation.cache.bytes)
+            metrics.image_cache_bytes.set(served.vision.preparation.cache.bytes)
             metrics.image_memory_bytes.set(self.files.held + self.items.held)
 
         metrics.on_refresh.append(show)
@@ -108,35 +108,40 @@ class ImageIntake:
     async def close(self) -> None:
         await self._remote.close()
 
-    async def prepare(self, parts: Sequence[ImagePart]) -> RequestImages:
+    async def prepare(self, asked: RequestedImages) -> RequestImages:
         """To be released by the caller. Raises ApiError that names the part at fault."""
         request = RequestImages()
         try:
-            loaded = await self._all_loaded(request, parts)
+            loaded = await self._all_loaded(request, asked)
             kept = sum(isinstance(image, PreparedImage) for image in loaded)
             self._kept.inc(kept)
             self._processed.inc(len(loaded) - kept)
             # In the request and in the reply.
             await request.take_for_items(self.items, 2 * sum(map(_item_bytes, loaded)))
-            prepared = await self._each(parts, self._prepared, loaded)
+            prepared = await self._each(asked.parts, partial(self._prepared, asked.preparation), loaded)
         except BaseException:
             request.release()
             raise
-        request.images = [PromptImage(image, part.uuid) for image, part in zip(prepared, parts, strict=True)]
+        names = [
+            None if part.uuid is None else asked.preparation.hash_of_name(part.uuid) for part in asked.parts
+        ]
+        request.images = list(map(PromptImage, prepared, names))
         return request
 
-    async def measure(self, parts: Sequence[ImagePart]) -> list[Replacement]:
+    async def measure(self, asked: RequestedImages) -> list[Replacement]:
         """What stands in the prompt for each image, by its file's header. Raises ApiError that names the part
         at fault."""
         request = RequestImages()
         try:
-            return [image.replacement for image in await self._all_loaded(request, parts)]
+            return [image.replacement for image in await self._all_loaded(request, asked)]
         finally:
             request.release()
 
     async def _all_loaded(
-        self, request: RequestImages, parts: Sequence[ImagePart]
+        self, request: RequestImages, asked: RequestedImages
     ) -> list[LoadedImage | PreparedImage]:
+        """Raises ApiError, also for images that no prompt has room for."""
+        parts = asked.parts
         if len(parts) > self._limit:
             raise invalid(
                 f"At most {self._limit} image(s) may be provided in one prompt. "
@@ -144,32 +149,34 @@ class ImageIntake:
                 "image",
             )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-        return await self._each(parts, partial(self._load, request))
+        loaded = await self._each(parts, partial(self._load, request, asked.preparation))
+        asked.check_fits(sum([len(image.replacement.ids) for image in loaded]))
+        return loaded
 
     def _file_bytes(self, part: ImagePart) -> int:
         return len(part.url) if part.url[:5].lower() == "data:" else self._local.max_bytes
 
-    async def _load(self, request: RequestImages, part: ImagePart) -> LoadedImage | PreparedImage:
+    async def _load(
+        self, request: RequestImages, preparation: ImagePreparation, part: ImagePart
+    ) -> LoadedImage | PreparedImage:
         async with request.fetching:
             if is_remote(part.url):
                 data = await self._remote.fetch(part.url)
             else:
                 data = await self._pool.run(partial(read_local, part.url, self._local))
             request.received(data)
-        return await self._pool.run(partial(self._opened, data))
+        return await self._pool.run(partial(_opened, preparation, data))
 
-    def _opened(self, data: bytes) -> LoadedImage | PreparedImage:
-        key = self._preparation.key(data)
-        return self._preparation.cache.get(key) or self._preparation.load(key, data)
-
-    async def _prepared(self, part: ImagePart, loaded: LoadedImage | PreparedImage) -> PreparedImage:
+    async def _prepared(
+        self, preparation: ImagePreparation, part: ImagePart, loaded: LoadedImage | PreparedImage
+    ) -> PreparedImage:
         if isinstance(loaded, PreparedImage):
             return loaded
         flight = self._flights.get(loaded.key)
-        if flight is None and (done := self._preparation.cache.get(loaded.key)) is not None:
+        if flight is None and (done := preparation.cache.get(loaded.key)) is not None:
             return done  # by a request that was a little earlier
         if flight is None:
-            work = self._pool.run(partial(self._preparation.prepare, loaded))
+            work = self._pool.run(partial(preparation.prepare, loaded))
             flight = self._flights[loaded.key] = asyncio.create_task(work)
             flight.add_done_callback(partial(self._landed, loaded.key))
         # Others may wait for it when this request is gone.
@@ -205,6 +212,11 @@ class ImageIntake:
         del self._flights[key]
         if not flight.cancelled():
             flight.exception()  # seen, even where nobody waits any more
+
+
+def _opened(preparation: ImagePreparation, data: bytes) -> LoadedImage | PreparedImage:
+    key = preparation.key(data)
+    return preparation.cache.get(key) or preparation.load(key, data)
 
 
 def _item_bytes(image: LoadedImage | PreparedImage) -> int:

@@ -168,6 +168,7 @@ def _render_settings(settings: Settings) -> RenderSettings:
         exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
         tool_strict_level=settings.tool_strict_level,
         chat_template_content_format=settings.chat_template_content_format,
+        trust_request_mm_kwargs=settings.trust_request_mm_kwargs,
         trust_request_chat_template=settings.trust_request_chat_template,
         default_chat_template_kwargs=settings.default_chat_template_kwargs,
         system_start_date=settings.system_start_date,

@@ -80,6 +80,33 @@ def corpus() -> dict[str, Json]:
     }  # fmt: skip
 
 
+def trusted() -> dict[str, Json]:
+    """Requests that say how their images are processed and read, by name."""
+    large, small = file(picture(640, 480, seed=9)), file(picture(64, 48))
+    clear = every_kind()["rgba.png"]
+    colored = {"image": {"rgba_background_color": [255, 0, 128]}}
+    few, many = {"max_pixels": 50176}, {"min_pixels": 50176}
+    return {
+        "fewer pixels": chat(part(large), text("?"), mm_processor_kwargs=few),
+        "more pixels": chat(part(small), text("?"), mm_processor_kwargs=many),
+        "of two images": chat(part(small), part(large), mm_processor_kwargs={"max_pixels": 6272}),
+        "least and most": chat(part(large), mm_processor_kwargs={"min_pixels": 3136, "max_pixels": 6272}),
+        "most and least": chat(part(large), mm_processor_kwargs={"max_pixels": 6272, "min_pixels": 3136}),
+        "size": chat(
+            part(large), mm_processor_kwargs={"size": {"shortest_edge": 3136, "longest_edge": 12544}}
+        ),
+        "uuid": chat(part(large, uuid="mine"), mm_processor_kwargs=few),
+        "uuid and color": chat(part(clear, uuid="mine"), media_io_kwargs=colored),
+        "color": chat(part(clear), text("?"), media_io_kwargs=colored),
+        "color of an image that is not transparent": chat(part(small), media_io_kwargs=colored),
+        "color and mode": chat(
+            part(clear), media_io_kwargs={"image": {"image_mode": "RGB", **colored["image"]}}
+        ),
+        "nothing of images": chat(part(clear), mm_processor_kwargs={}, media_io_kwargs={"image": {}}),
+        "everything": chat(part(clear), part(large), mm_processor_kwargs=few, media_io_kwargs=colored),
+    }
+
+
 def comparable(status: int, answer: Json) -> Json:
     """What both servers should give: IDs, and of the features all but the places of items in their batch."""
     if status != 200:

@@ -4,7 +4,7 @@
         python -m tests.vllm.record_images [NAME ...]
 
 Writes `tests/conformance/data/images/NAME.jsonl`: one line per request, with what `comparable` leaves of the
-answer.
+answer. NAME is a model's, or TRUSTED for the requests of a server that trusts what they say of their images.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 import httpx
 
 from tests.support import vision_models, vllm
-from tests.support.image_corpus import DATA, PATH, comparable, corpus
+from tests.support.image_corpus import DATA, PATH, comparable, corpus, trusted
 from tests.support.processes import ServerProcess
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
+TRUSTED = "qwen2_5_vl-trusted"
 DECLARATIONS = Path(__file__).resolve().parent / "torchvision_path"
 
 
-def server(name: str, scratch: Path) -> ServerProcess:
+def server(name: str, scratch: Path, *flags: str) -> ServerProcess:
     """vLLM's render server for one model of `vision_models`, started beside the model's directory: the name
     of the model is a part of every hash, and is to be the same each time."""
     vision_models.lay_out(name, MODELS, scratch / name)
@@ -35,7 +36,7 @@ def server(name: str, scratch: Path) -> ServerProcess:
         f"vllm-render-{name}",
         lambda port: [
             *("env", "-C", scratch, program, "launch", "render", name, "--served-model-name", name),
-            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--host", "127.0.0.1", "--port", str(port), *flags),
         ],
         log_dir=scratch,
         ready_path="/health",
@@ -46,13 +47,16 @@ def server(name: str, scratch: Path) -> ServerProcess:
 
 def record(name: str, scratch: Path) -> int:
     lines = []
+    model, is_trusted = name.partition("-")[0], name == TRUSTED
+    requests = trusted() if is_trusted else corpus()
+    flags = ["--trust-request-mm-kwargs"] if is_trusted else []
     # vLLM closes idle connections after five seconds, so none is used twice.
     limits = httpx.Limits(max_keepalive_connections=0)
     with (
-        server(name, scratch) as process,
+        server(model, scratch, *flags) as process,
         httpx.Client(base_url=process.url, timeout=120, trust_env=False, limits=limits) as client,
     ):
-        for title, body in corpus().items():
+        for title, body in requests.items():
             response = client.post(PATH, json=body)
             answer = comparable(response.status_code, response.json())
             lines.append(json.dumps({"name": title, "answer": answer}) + "\n")
@@ -62,7 +66,7 @@ def record(name: str, scratch: Path) -> int:
 
 
 def main() -> None:
-    for name in sys.argv[1:] or vision_models.MODELS:
+    for name in sys.argv[1:] or [*vision_models.MODELS, TRUSTED]:
         with tempfile.TemporaryDirectory() as scratch:
             print(name, record(name, Path(scratch)), flush=True)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from render_tier.multimodal.decoding import CONVERSION, OpenedImage
+from render_tier.multimodal.decoding import BACKGROUND, OpenedImage, conversion
 from render_tier.multimodal.encoding import FloatType, encode_item
 from render_tier.multimodal.families import Family, Field, Replacement
 from render_tier.multimodal.hashing import image_hash
@@ -74,7 +74,7 @@ def test_files_are_read_and_hashed_as_vllm_does(reference: dict[str, Any]) -> No
     for name, data in images.every_kind().items():
         pixels, converted = OpenedImage(data, max_pixels=1 << 20).pixels()
         given = {
-            "hash": image_hash(data, model="m", conversion=CONVERSION if converted else None),
+            "hash": image_hash(data, model="m", conversion=conversion(BACKGROUND) if converted else None),
             "shape": list(pixels.shape),
             "pixels": hashlib.sha256(pixels.tobytes()).hexdigest(),
         }

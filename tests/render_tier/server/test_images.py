@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 from render_tier.model import ModelLoadError
-from render_tier.multimodal.prepared import ItemCache
+from render_tier.multimodal.prepared import ImagePreparation, ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.server.app import RenderApp
 from render_tier.server.service import Service
 from tests.support import vision_models
-from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text
+from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text, trusted
 from tests.support.image_origin import ok, origin
 from tests.support.images import LOCAL, every_kind, file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
@@ -123,6 +123,78 @@ async def test_gemma_answers_equal_vllms_but_for_what_a_range_holds(serve: Any) 
                 assert where["length"] == 260, name
                 where.update(offset=where["offset"] + 2, length=256)
         assert given == answers[name], name
+
+
+async def test_answers_to_trusted_requests_equal_vllms(serve: Any) -> None:
+    server = await serve(trust_request_mm_kwargs=True)
+    answers = recorded("qwen2_5_vl-trusted")
+    assert answers.keys() == trusted().keys()
+    for name, body in trusted().items():
+        response = await server.render(body)
+        given = json.loads(json.dumps(comparable(response.status_code, response.json())))
+        assert given == answers[name], name
+
+
+async def test_an_image_is_kept_for_each_way_of_processing_it(serve: Any) -> None:
+    server = await serve(trust_request_mm_kwargs=True)
+    data = file(picture(200, 150, seed=31))
+    asked: list[dict[str, Any]] = [{}, {"max_pixels": 3136}, {"max_pixels": 6272}, {"min_pixels": 50176}]
+    bodies = [chat(part(data), text("?"), mm_processor_kwargs=kwargs) for kwargs in asked]
+    fresh = [(await server.render(body)).json() for body in bodies]
+    again = [(await server.render(body)).json() for body in bodies]
+    counts = [answer["features"]["mm_placeholders"]["image"][0]["length"] for answer in fresh]
+    assert [answer["features"] for answer in again] == [answer["features"] for answer in fresh]
+    assert counts == [35, 2, 6, 70]
+    for body, answer in zip(bodies, fresh, strict=True):
+        counted = await server.client.post("/tokenize", json=body)
+        assert counted.json()["count"] == len(answer["token_ids"])
+    metrics = (await server.client.get("/metrics")).text
+    assert 'render_tier_images_total{result="kept"} 4.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"mm_processor_kwargs": {"max_pixels": 5000}},
+            *("mm_processor_kwargs.max_pixels", "a whole number from 1 to 4096"),
+        ),
+        (
+            {"mm_processor_kwargs": {"size": {"longest_edge": 3136}}},
+            *("mm_processor_kwargs", "cannot be processed with size"),
+        ),
+        ({"mm_processor_kwargs": {"patch_size": 7}}, "mm_processor_kwargs.patch_size", "not known"),
+        ({"media_io_kwargs": {"image": {"image_mode": "L"}}}, "media_io_kwargs.image.image_mode", "RGB"),
+        (
+            {"mm_processor_kwargs": {"min_pixels": 4000}},
+            *("messages.0.content.0.image_url", "would become 4704 pixels"),
+        ),
+    ],
+)
+async def test_what_trusted_requests_may_not_say(
+    serve: Any, fields: dict[str, Any], param: str, message: str
+) -> None:
+    server = await serve(trust_request_mm_kwargs=True, max_image_pixels=4096)
+    status, error = await server.error(chat(part(SMALL), text("?"), **fields))
+    assert (status, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+async def test_untrusted_requests_say_nothing_of_their_images(serve: Any) -> None:
+    """And nothing is fetched for them."""
+    server = await serve(allowed_media_networks=("127.0.0.0/8",))
+    async with origin(lambda path: ok(SMALL)) as (port, heads):
+        remote = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
+        for name, value in (
+            ("mm_processor_kwargs", {"max_pixels": 3136}),
+            ("media_io_kwargs", {"image": {}}),
+        ):
+            for path in (PATH, f"{PATH}?explain=true", "/tokenize"):
+                response = await server.client.post(path, json=chat(remote, **{name: value}))
+                error = response.json()["error"]
+                assert (response.status_code, error["param"]) == (400, name)
+                assert "--trust-request-mm-kwargs" in error["message"]
+    assert not heads
 
 
 async def test_an_image_is_processed_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,8 +362,10 @@ async def test_limits(serve: Any) -> None:
     assert "at most 2000 are allowed" in (await server.error(chat(part(flat))))[1]["message"]
 
 
-async def test_prompt_with_images_must_fit(serve: Any) -> None:
+async def test_prompt_with_images_must_fit(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not is not even decoded."""
     server = await serve(max_model_len=64)
+    monkeypatch.setattr(ImagePreparation, "prepare", None)
     status, error = await server.error(chat(part(file(picture(640, 480)))))
     assert (status, error["param"]) == (400, "input_tokens")
 

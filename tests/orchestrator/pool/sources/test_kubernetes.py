@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiohttp import web
 from orchestrator.core.membership import EndpointSlices, MembershipError
 from orchestrator.pool.sources.kubernetes import ApiServer, KubernetesSource, WatchLimits
 from tests.orchestrator.pool.sources.told import followed
+from tests.support.certificates import Authority, Pair, bare_authority
 
 LIMITS = WatchLimits(answer=5, watch=60, pause=0.005, longest_pause=0.05, line_bytes=10_000)
 PATH = "/apis/discovery.k8s.io/v1/namespaces/llm/endpointslices"
@@ -128,7 +130,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path) -> AsyncIterator[tuple[Cluster, KubernetesSource]]:
+async def cluster(
+    tmp_path: Path, shown: Pair | None = None, authority: Path | None = None
+) -> AsyncIterator[tuple[Cluster, KubernetesSource]]:
     api = Cluster()
     token = tmp_path / "token"
     token.write_text("first\n")
@@ -136,9 +140,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[tuple[Cluster, KubernetesSour
     app.router.add_get(PATH, api.serve)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    context = None
+    if shown is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(shown.certificate, shown.key)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     host, port = runner.addresses[0][:2]
-    server = ApiServer(f"http://{host}:{port}", token, None)
+    server = ApiServer(f"http{'' if shown is None else 's'}://{host}:{port}", token, authority)
     try:
         yield api, KubernetesSource("decode", "llm", EndpointSlices("decode", "http"), server, LIMITS)
     finally:
@@ -223,6 +231,37 @@ async def test_an_event_without_end_is_a_failure(tmp_path: Path) -> None:
         api.put("a", *(f"10.0.{i // 250}.{i % 250}" for i in range(1000)))
         await api.tell()
         assert "bytes" in await told.failure()
+
+
+@pytest.fixture
+def strict_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts are as strict as Python 3.13's are."""
+    create = ssl.create_default_context
+
+    def strict(*, cafile: str | None = None) -> ssl.SSLContext:
+        context = create(cafile=cafile)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+
+
+@pytest.mark.usefixtures("strict_python")
+async def test_a_clusters_authority_without_key_identifiers_is_trusted(tmp_path: Path) -> None:
+    authority, shown = bare_authority(tmp_path)
+    async with cluster(tmp_path, shown, authority) as (api, source):
+        api.put("a", "10.0.0.1")
+        async with followed(source) as told:
+            await told.urls("http://10.0.0.1:8000")
+            assert told.failures == []
+
+
+async def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
+    _, shown = bare_authority(tmp_path)
+    other = Authority(tmp_path, "other").file
+    async with cluster(tmp_path, shown, other) as (_, source), followed(source) as told:
+        assert "CERTIFICATE_VERIFY_FAILED" in await told.failure()
+        assert told.lists == []
 
 
 def test_a_pod_knows_its_api_server() -> None:

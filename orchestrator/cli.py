@@ -37,6 +37,7 @@ def serve(
     render: Annotated[Urls, typer.Option(help="Render tier base URL; repeat for replicas.")] = [],  # noqa: B006
     prefill: Annotated[Urls, typer.Option(help="Prefill engine base URL; none: decode prefills.")] = [],  # noqa: B006
     decode: Annotated[Urls, typer.Option(help="Decode engine base URL.")] = [],  # noqa: B006
+    encode: Annotated[Urls, typer.Option(help="Encoder base URL; images go there first.")] = [],  # noqa: B006
     config: Annotated[Path | None, typer.Option(help="TOML, YAML or JSON file; options win over it.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 lets the system choose.")] = None,
@@ -52,7 +53,7 @@ def serve(
         "log_level": log_level,
         "log_format": log_format,
     }
-    members = {"render": render, "prefill": prefill, "decode": decode}
+    members = {"render": render, "prefill": prefill, "decode": decode, "encode": encode}
     options: dict[str, Any] = {
         "server": {name: value for name, value in server.items() if value is not None},
         "members": {role: urls for role, urls in members.items() if urls},

@@ -98,6 +98,8 @@ class DeclaredFacts(Section):
     tensor_parallel: Count | None = None
     connector: str | None = None
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"] | None = None
+    ec_connector: str | None = None
+    ec_role: Literal["ec_producer", "ec_consumer", "ec_both"] | None = None
     lease_seconds: Seconds | None = None
     turn_seconds: Seconds | None = None
     version: str | None = None
@@ -107,6 +109,7 @@ class DeclaredFacts(Section):
 
 class Declared(Section):
     engines: DeclaredFacts = DeclaredFacts()
-    """Of all engines; the next two win over it."""
+    """Of prefill and decode engines; the next two win over it."""
     prefill: DeclaredFacts = DeclaredFacts()
     decode: DeclaredFacts = DeclaredFacts()
+    encode: DeclaredFacts = DeclaredFacts()

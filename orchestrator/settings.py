@@ -69,16 +69,18 @@ class Server(Section):
 
 
 class Members(Section):
-    """Base URLs of each role. Without prefill members the decode engines also prefill (three hops)."""
+    """Base URLs of each role. Without prefill members the decode engines also prefill (three hops). Images go
+    to encode members first, where there are any."""
 
     render: tuple[Url, ...] = ()
     prefill: tuple[Url, ...] = ()
     decode: tuple[Url, ...] = ()
+    encode: tuple[Url, ...] = ()
     render_api_key: SecretStr | None = None
     engine_api_key: SecretStr | None = None
     tls: MemberTls = MemberTls()
 
-    @field_validator("render", "prefill", "decode")
+    @field_validator("render", "prefill", "decode", "encode")
     @classmethod
     def _no_trailing_slash(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
@@ -88,6 +90,9 @@ class Selections(Section):
     render: Selection = "round_robin"
     prefill: EngineSelection = "prefix_affinity"
     decode: EngineSelection = "power_of_two"
+    encode: Selection = "session_affinity"
+    """With ``session_affinity`` an image is what a session is elsewhere: one that is shown again goes to the
+    encoder that had it."""
     load_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.25
     """A member with more than this times its share of the work is left out by the affinity policies."""
     prefix_block_tokens: Count = 64
@@ -131,6 +136,8 @@ class Timeouts(Section):
     keepalive: Seconds = 4.0
     """Idle connections are closed before the servers' usual 5 s would."""
     render: Seconds = 30.0
+    encode: Seconds = 30.0
+    """For one image."""
     prefill: Seconds = 120.0
     decode_first: Seconds = 120.0
     """Until decode's first token: queueing, KV transfer and one step."""
@@ -163,7 +170,15 @@ class PolicySettings(Section):
     """When decode may be aborted. Some engine versions crash when aborted during the KV transfer."""
     prefill_failure: Literal["fail", "recompute"] = "fail"
     """Prefill delivers nothing: an error, or decode computes the prompt."""
+    encode_failure: Literal["whole", "fail"] = "whole"
+    """No encoder takes an image: the engine that gets the prompt computes it, or an error."""
+    encoded_images: Literal["whole", "metadata"] = "whole"
+    """What that engine gets of an image that is encoded: all of it, to compute the image where it does not
+    find what the encoder has made, or only what the placeholders need. With "metadata" an engine that does
+    not find it fails; a vLLM with the ECExampleConnector ends."""
     render_attempts: Count = 2
+    encode_attempts: Count = 2
+    """For each image."""
     prefill_attempts: Count = 2
     decode_attempts: Count = 2
     retry_lone_decode: bool = False
@@ -220,9 +235,12 @@ class Admission(Section):
     requests: Count = 4096
     """Client requests under way at a time."""
     render_per_member: Count = 256
-    """Render calls at a time, times the members that are well; so are the next two."""
+    """Render calls at a time, times the members that are well; so are the next three."""
+    encode_per_member: Count = 16
     prefill_per_member: Count = 256
     decode_per_member: Count = 1024
+    encode_per_request: Count = 8
+    """Images of one prompt that are with encoders, or wait for them, at a time."""
     queue: Annotated[int, Field(ge=0)] = 1024
     """What may wait for each of these; more is refused (503)."""
     queue_per_tenant: Count = 512

@@ -17,8 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.core.keys import Grant
-from orchestrator.core.legs import RenderedPrompt
-from orchestrator.core.media import renamed
+from orchestrator.core.legs import RenderedPrompt, with_media_named
 from render_tier.protocol.errors import BadRequest, NotFound
 
 OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
@@ -78,17 +77,13 @@ class Access:
         given = prompt.fields.get("cache_salt")
         own = None if given is None else msgspec.json.decode(given, type=str | None)
         salt = self.tenancy.salt(self.grant.tenant, own)
+        prompt = with_media_named(prompt, lambda name: self.tenancy.media(self.grant.tenant, own, name))
         fields = {name: raw for name, raw in prompt.fields.items() if name != "priority"}
         fields["cache_salt"] = msgspec.Raw(msgspec.json.encode(salt))
-        media = prompt.media
-        if media:
-            names = {item.hash: self.tenancy.media(self.grant.tenant, own, item.hash) for item in media}
-            fields["features"] = renamed(fields["features"], names.__getitem__)
-            media = tuple(replace(item, hash=names[item.hash]) for item in media)
         sampling, most = prompt.sampling, self.grant.max_tokens
         if most is not None:
             sampling = {**sampling, "max_tokens": min(prompt.max_tokens, most)}
-        return replace(prompt, fields=fields, sampling=sampling, media=media)
+        return replace(prompt, fields=fields, sampling=sampling)
 
     def session(self, session: str | None) -> str | None:
         return None if session is None else self.tenancy.session(self.grant.tenant, session)

@@ -40,6 +40,10 @@ class Facts:
     connector: str | None = None
     kv_role: str | None = None
     """``kv_producer``, ``kv_consumer`` or ``kv_both``."""
+    ec_connector: str | None = None
+    """How what encoders make of images gets from engine to engine."""
+    ec_role: str | None = None
+    """``ec_producer``, ``ec_consumer`` or ``ec_both``."""
     lease_seconds: float | None = None
     """How long prefilled KV is kept for a decode engine that does not come."""
     turn_seconds: float | None = None
@@ -140,11 +144,17 @@ class _TransferConfig(msgspec.Struct):
     kv_connector_extra_config: dict[str, Any] | None = None
 
 
+class _EncoderTransferConfig(msgspec.Struct):
+    ec_connector: str | None = None
+    ec_role: str | None = None
+
+
 class _Config(msgspec.Struct):
     model_config: _ModelConfig | None = None
     cache_config: _CacheConfig | None = None
     parallel_config: _ParallelConfig | None = None
     kv_transfer_config: _TransferConfig | None = None
+    ec_transfer_config: _EncoderTransferConfig | None = None
 
 
 class _ServerInfo(msgspec.Struct):
@@ -197,6 +207,7 @@ def from_server_info(body: bytes) -> Facts:
         return NOTHING
     model, cache = config.model_config or _ModelConfig(), config.cache_config or _CacheConfig()
     parallel, transfer = config.parallel_config or _ParallelConfig(), config.kv_transfer_config
+    encoding = config.ec_transfer_config or _EncoderTransferConfig()
     without = model.skip_tokenizer_init
     return Facts(
         revision=model.revision,
@@ -211,6 +222,8 @@ def from_server_info(body: bytes) -> Facts:
         tensor_parallel=parallel.tensor_parallel_size,
         connector=transfer.kv_connector if transfer is not None else None,
         kv_role=transfer.kv_role if transfer is not None else None,
+        ec_connector=encoding.ec_connector,
+        ec_role=encoding.ec_role,
         lease_seconds=_lease(transfer),
         turn_seconds=_turn_seconds(transfer),
     )

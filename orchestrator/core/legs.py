@@ -12,18 +12,25 @@ where it holds back EOS and stop token IDs; for stop strings derender honours it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import msgspec
 
 from orchestrator.core.kv_params import PREFILL_PARAMS
-from orchestrator.core.media import Features, FeaturesError, Item, identified, lacks_data, read_media
+from orchestrator.core.media import (
+    Features,
+    FeaturesError,
+    Item,
+    identified,
+    lacks_data,
+    read_media,
+    renamed,
+)  # fmt: skip
 
 Placement = Literal["top", "extra_args", "both"]
-"""Where an engine version reads ``kv_transfer_params``: beside ``token_ids``, in
-``sampling_params.extra_args``."""
+"""Where an engine version reads transfer params: beside ``token_ids``, in ``sampling_params.extra_args``."""
 
 TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
 """Only the orchestrator writes these: a client's own could make an engine read foreign memory, hang or
@@ -59,6 +66,8 @@ class RenderedPrompt:
     media: tuple[Item, ...] = ()
     lacks_data: bool = False
     """Some item of the media is there by name only."""
+    encodings: Mapping[str, Mapping[str, Any]] | None = None
+    """Of media that encoders have taken, by hash: what the engine needs to find it, in encoders' words."""
 
     @property
     def features_bytes(self) -> int:
@@ -147,6 +156,18 @@ def read_render_replies(body: bytes) -> list[RenderedPrompt]:
     if not items:
         raise RenderReplyError("render reply: no prompts")
     return [read_render_reply(item) for item in items]
+
+
+def with_media_named(prompt: RenderedPrompt, name: Callable[[str], str]) -> RenderedPrompt:
+    """``prompt`` with other hashes of its media: ``name`` of each."""
+    names = {item.hash: name(item.hash) for item in prompt.media}
+    if all(old == new for old, new in names.items()):
+        return prompt
+    return replace(
+        prompt,
+        fields={**prompt.fields, "features": renamed(prompt.fields["features"], names.__getitem__)},
+        media=tuple(replace(item, hash=names[item.hash]) for item in prompt.media),
+    )
 
 
 def can_continue(prompt: RenderedPrompt) -> bool:
@@ -279,13 +300,12 @@ def _leg(
     stream: bool,
 ) -> dict[str, Any]:
     request: dict[str, Any] = {k: v for k, v in prompt.fields.items() if k not in TRANSFER_FIELDS}
-    if kv_params is not None:
-        if placement != "extra_args":
-            request["kv_transfer_params"] = kv_params
-        if placement != "top":
-            sampling = sampling | {
-                "extra_args": {**(sampling.get("extra_args") or {}), "kv_transfer_params": kv_params}
-            }
+    transfer = {"kv_transfer_params": kv_params, "ec_transfer_params": prompt.encodings}
+    params = {name: value for name, value in transfer.items() if value is not None}
+    if params and placement != "extra_args":
+        request |= params
+    if params and placement != "top":
+        sampling = sampling | {"extra_args": {**(sampling.get("extra_args") or {}), **params}}
     return request | {
         "request_id": request_id,
         "sampling_params": sampling,

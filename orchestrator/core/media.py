@@ -7,7 +7,7 @@ cache tells images apart by their hashes, and so does everything here that files
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
 from typing import Annotated, Final
@@ -39,19 +39,21 @@ class Features(msgspec.Struct):
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[_Place]]
     kwargs_data: dict[str, list[msgspec.Raw]] | None = None
+    mm_metadata: dict[str, list[msgspec.Raw]] | None = None
 
 
 def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...]:
     """In the order in which they stand in the prompt. Raises ``FeaturesError``."""
     if features is None:
         return ()
-    hashes, places, data = features.mm_hashes, features.mm_placeholders, features.kwargs_data
+    hashes, places = features.mm_hashes, features.mm_placeholders
+    told: list[Mapping[str, Sequence[object]]] = [places]
+    told += [part for part in (features.kwargs_data, features.mm_metadata) if part is not None]
     items: list[Item] = []
-    if hashes.keys() != places.keys() or (data is not None and data.keys() != hashes.keys()):
+    if any(part.keys() != hashes.keys() for part in told):
         raise FeaturesError("features must have the same modalities in all their parts")
     for modality, names in hashes.items():
-        counts = {len(names), len(places[modality]), len(names if data is None else data[modality])}
-        if len(counts) > 1:
+        if any(len(part[modality]) != len(names) for part in told):
             raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
         items += [
             Item(name, place.offset, place.length)

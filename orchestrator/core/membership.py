@@ -15,7 +15,7 @@ import msgspec
 from orchestrator.core.capabilities import FACT_NAMES, NOTHING, Facts
 from orchestrator.core.parity import Role
 
-ROLES: tuple[Role, ...] = ("render", "prefill", "decode")
+ROLES: tuple[Role, ...] = ("render", "prefill", "decode", "encode")
 
 Key = tuple[Role, str]
 """Role and URL."""
@@ -88,6 +88,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     render: list[str | _Entry] = msgspec.field(default_factory=list)
     prefill: list[str | _Entry] = msgspec.field(default_factory=list)
     decode: list[str | _Entry] = msgspec.field(default_factory=list)
+    encode: list[str | _Entry] = msgspec.field(default_factory=list)
 
 
 def from_file(values: Mapping[str, Any]) -> list[MemberSpec]:

@@ -1,7 +1,8 @@
 """Whether members may work together: which of them are let in, and what keeps the others out.
 
 Prefill and decode engines exchange KV, so what shapes it must be equal among all that may be paired, which
-are those of one configuration generation. The first ones let in set what later ones must agree with; a joiner
+are those of one configuration generation. Encoders give them what they make of images: they must be of the
+same model, and need not agree on more. The first ones let in set what later ones must agree with; a joiner
 that differs is kept out and named with the difference, until those that it differs from are gone. Where
 nobody is in yet, those that agree with most others go first, so that one wrong member does not keep the right
 ones out.
@@ -21,7 +22,7 @@ from typing import Any, Final, Literal
 
 from orchestrator.core.capabilities import Capabilities, Facts, Value
 
-Role = Literal["render", "prefill", "decode"]
+Role = Literal["render", "prefill", "decode", "encode"]
 
 Relation = Literal["equal", "at_least", "at_most"]
 
@@ -34,6 +35,9 @@ EQUAL_ENGINES: Final = (
 EQUAL_IN_ROLE: Final = ("max_model_len", "tokens_only", "structured_outputs")
 """Among the engines of one role: any of them may get a request."""
 
+EQUAL_WITH_ENCODERS: Final = ("model", "revision", "dtype", "version", "ec_connector")
+"""Between encoders, and between them and the others."""
+
 EQUAL_RENDERS: Final = ("tokenizer", "vocab_size", "max_model_len")
 
 DECODE_AT_LEAST: Final = ("max_model_len", "tensor_parallel")
@@ -41,6 +45,13 @@ DECODE_AT_LEAST: Final = ("max_model_len", "tensor_parallel")
 cannot read the KV of more."""
 
 WRONG_ROLE: Final[Mapping[Role, str]] = {"prefill": "kv_consumer", "decode": "kv_producer"}
+
+WRONG_EC_ROLE: Final[Mapping[Role, str]] = {
+    # An engine that only produces has no KV cache, and computes no prompt.
+    "prefill": "ec_producer",
+    "decode": "ec_producer",
+    "encode": "ec_consumer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +152,8 @@ def _compared(role: Role, other: Role) -> tuple[str, ...]:
     """What must be equal between members of the two roles."""
     if "render" in (role, other):
         return EQUAL_RENDERS if role == other else ()
+    if "encode" in (role, other):
+        return EQUAL_WITH_ENCODERS
     return EQUAL_ENGINES + EQUAL_IN_ROLE if role == other else EQUAL_ENGINES
 
 
@@ -152,7 +165,11 @@ def _with_itself(joiner: Joiner) -> list[Difference]:
         for name, value in reported.items()
         if (wanted := getattr(declared, name)) is not None and wanted != value
     ]
-    kv_role = joiner.capabilities.known.kv_role
+    known = joiner.capabilities.known
+    if known.ec_role is not None and known.ec_role == WRONG_EC_ROLE.get(joiner.role):
+        right = "ec_producer" if joiner.role == "encode" else "ec_consumer"
+        found.append(Difference("ec_role", known.ec_role, right, source=f"a member of role {joiner.role}"))
+    kv_role = known.kv_role
     if kv_role is not None and kv_role == WRONG_ROLE.get(joiner.role):
         right = "kv_producer" if joiner.role == "prefill" else "kv_consumer"
         found.append(Difference("kv_role", kv_role, right, source=f"a {joiner.role} member"))
@@ -177,7 +194,8 @@ def _with_renders(engine: Joiner, renders: Sequence[Joiner]) -> list[Difference]
         found = []
         if _both(own.tokenizer, theirs.tokenizer) and own.tokenizer != theirs.tokenizer:
             found.append(_difference("tokenizer", own, theirs, "equal", render.url))
-        for name in ("vocab_size", "max_model_len"):
+        # An encoder gets one image, not a prompt.
+        for name in ("vocab_size",) if engine.role == "encode" else ("vocab_size", "max_model_len"):
             if _smaller(own, theirs, name):
                 keeps_out = name != "max_model_len"
                 found.append(_difference(name, own, theirs, "at_least", render.url, keeps_out=keeps_out))

@@ -21,7 +21,13 @@ Rules of this file
 
 Theory of operation
 -------------------
-Render has no side effect: it may be repeated freely. From ``PREFILLED`` on, a prefill engine holds KV blocks
+Render has no side effect: it may be repeated freely. Nor has ``ENCODING``, the hop of prompts with images
+where there are encode members: what an encoder has made is filed under the image's own hash, and nobody has
+to settle it. What becomes of each image is decided elsewhere (``core.encoding``); one that no encoder has
+taken is computed by the engine that gets the prompt. So the hop ends once, with whatever came of it, and is
+left at once by whoever gives up.
+
+From ``PREFILLED`` on, a prefill engine holds KV blocks
 for this run under a lease that only *it* can see. That obligation is settled exactly once, by one of two
 effects: ``KV_CONSUMED`` (a decode engine has pulled the blocks, known at its first token) or ``KV_STRANDED``
 (nobody will pull them; they are freed when the lease ends, and a metric counts it). Both also stop our own
@@ -62,6 +68,8 @@ from typing import Final, Literal
 class State(Enum):
     RENDERING = "rendering"
     """Hop 1 is in flight; no engine knows of the run."""
+    ENCODING = "encoding"
+    """The prompt's images are on their way through encode members."""
     PREFILLING = "prefilling"
     """Hop 2 waits for a place on a prefill member, or is in flight."""
     KV_HELD = "kv_held"
@@ -98,8 +106,16 @@ class Event(Enum):
     """Render answered; the run goes through a prefill engine."""
     RENDERED_DIRECT = "rendered_direct"
     """Render answered; decode prefills by itself (colocated, or the prefill leg is skipped)."""
+    RENDERED_TO_ENCODE = "rendered_to_encode"
+    """Render answered; the prompt has images, which encode members take before an engine gets the prompt."""
     RENDER_RETRY = "render_retry"
     RENDER_FAILED = "render_failed"
+    ENCODED = "encoded"
+    """Every image is encoded or left to the engine; the run goes through a prefill engine."""
+    ENCODED_DIRECT = "encoded_direct"
+    """As above; decode prefills by itself."""
+    ENCODE_FAILED = "encode_failed"
+    """An image could not be encoded, and is not left to an engine."""
     PREFILLED = "prefilled"
     """Prefill ended by length and returned complete transfer params."""
     PREFILL_RETRY = "prefill_retry"
@@ -148,6 +164,10 @@ class Event(Enum):
 
 class Effect(Enum):
     START_RENDER = "start_render"
+    START_ENCODE = "start_encode"
+    """A leg for each image of the prompt, which all runs of the prompt share."""
+    LEAVE_ENCODE = "leave_encode"
+    """What no other run waits for is cancelled."""
     START_PREFILL = "start_prefill"
     """With a fresh leg id, on a member that has not failed this run if there is one."""
     HOLD_KV = "hold_kv"
@@ -210,11 +230,20 @@ TRANSITIONS: Final[Mapping[State, Row]] = {
     S.RENDERING: {
         E.RENDERED: Step(S.PREFILLING, (F.START_PREFILL,)),
         E.RENDERED_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.RENDERED_TO_ENCODE: Step(S.ENCODING, (F.START_ENCODE,)),
         E.RENDER_RETRY: Step(S.RENDERING, (F.START_RENDER,)),
         E.RENDER_FAILED: Step(S.FAILED, (F.FAIL,)),
         E.CLIENT_GONE: Step(S.ABANDONED),
         E.SIBLING_FAILED: Step(S.ABANDONED),
         E.DEADLINE: Step(S.FAILED, (F.FAIL,)),
+    },
+    S.ENCODING: {
+        E.ENCODED: Step(S.PREFILLING, (F.START_PREFILL,)),
+        E.ENCODED_DIRECT: Step(S.QUEUED, (F.CHOOSE_DECODE,)),
+        E.ENCODE_FAILED: Step(S.FAILED, (F.LEAVE_ENCODE, F.FAIL)),
+        E.CLIENT_GONE: Step(S.ABANDONED, (F.LEAVE_ENCODE,)),
+        E.SIBLING_FAILED: Step(S.ABANDONED, (F.LEAVE_ENCODE,)),
+        E.DEADLINE: Step(S.FAILED, (F.LEAVE_ENCODE, F.FAIL)),
     },
     S.PREFILLING: {
         E.PREFILLED: Step(S.KV_HELD, (F.HOLD_KV, F.CHOOSE_DECODE)),
@@ -346,7 +375,8 @@ ABORT_EARLY: Final[Mapping[State, Row]] = {
 }
 """Cells that replace those of ``TRANSITIONS`` when decode may be aborted while it pulls KV."""
 
-_RENDER = frozenset({E.RENDERED, E.RENDERED_DIRECT, E.RENDER_RETRY, E.RENDER_FAILED})
+_RENDER = frozenset({E.RENDERED, E.RENDERED_DIRECT, E.RENDERED_TO_ENCODE, E.RENDER_RETRY, E.RENDER_FAILED})
+_ENCODE = frozenset({E.ENCODED, E.ENCODED_DIRECT, E.ENCODE_FAILED})
 _PREFILL = frozenset({E.PREFILLED, E.PREFILL_RETRY, E.PREFILL_RECOMPUTE, E.PREFILL_FAILED})
 _RECALL = frozenset({E.ABORT_TOO_LATE})
 _DECODE_RETRIES = frozenset({E.DECODE_RETRY, E.DECODE_RETRY_DIRECT})
@@ -356,44 +386,46 @@ _OUTPUT = frozenset({E.VISIBLE, E.STOP_MATCHED, E.FLUSHED, E.DERENDER_FAILED})
 _LEASE = frozenset({E.LEASE_RETRY, E.LEASE_LOST})
 _ADMISSION = frozenset({E.DECODE_ADMITTED})
 _CLEANUP = frozenset({E.CLEANUP_TIMEOUT})
-_HOPS = _RENDER | _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP
+_BEFORE = _RENDER | _ENCODE
+_HOPS = _BEFORE | _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP
 
 IMPOSSIBLE: Final[Mapping[State, frozenset[Event]]] = {
     # No engine has been asked for anything.
-    S.RENDERING: _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
-    S.PREFILLING: _RENDER | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.RENDERING: _ENCODE | _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.ENCODING: _RENDER | _PREFILL | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
+    S.PREFILLING: _BEFORE | _RECALL | _DECODE | _OUTPUT | _LEASE | _ADMISSION | _CLEANUP,
     # ``DECODE_FAILED`` is possible here: there is no decode member, or no place on one in time.
-    S.KV_HELD: _RENDER | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
-    S.QUEUED: _RENDER | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
+    S.KV_HELD: _BEFORE | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _CLEANUP,
+    S.QUEUED: _BEFORE | _PREFILL | _RECALL | (_DECODE - {E.DECODE_FAILED}) | _OUTPUT | _LEASE | _CLEANUP,
     # The finish reason always comes after ``FIRST_TOKEN``: the chunk that carries it is fed as that event
     # first. Params are used once, so a repetition goes through prefill again.
     S.DECODING: (
-        _RENDER | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES
+        _BEFORE | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES
         | {E.DECODE_ENDED, E.DECODE_RETRY_DIRECT}
     ),
     # No KV is held, and no prefill engine was of use to this run.
     S.DECODING_DIRECT: (
-        _RENDER | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES | _LEASE
+        _BEFORE | _PREFILL | _RECALL | _OUTPUT | _ADMISSION | _CLEANUP | _RESUMES | _LEASE
         | {E.DECODE_ENDED, E.DECODE_RETRY}
     ),
     # The lease is settled at the first token.
     S.BUFFERING: (
-        _RENDER | _PREFILL | _RECALL | _LEASE | _ADMISSION | _CLEANUP | _RESUMES
+        _BEFORE | _PREFILL | _RECALL | _LEASE | _ADMISSION | _CLEANUP | _RESUMES
         | {E.FIRST_TOKEN, E.RESUMED, E.FLUSHED}
     ),
     S.STREAMING: (
-        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
+        _BEFORE | _PREFILL | _RECALL | _DECODE_RETRIES | _LEASE | _ADMISSION | _CLEANUP
         | {E.FIRST_TOKEN, E.RESUMED, E.VISIBLE, E.FLUSHED}
     ),
-    S.FINISHING: _RENDER | _PREFILL | _RECALL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
+    S.FINISHING: _BEFORE | _PREFILL | _RECALL | _DECODE | _LEASE | _ADMISSION | _CLEANUP | {E.STOP_MATCHED},
     # Nothing is retried for a client that is gone, so retries are never decided on in these three.
-    S.RECALLING: _RENDER | (_PREFILL - {E.PREFILL_FAILED}) | _DECODE | _OUTPUT | _LEASE | _ADMISSION,
+    S.RECALLING: _BEFORE | (_PREFILL - {E.PREFILL_FAILED}) | _DECODE | _OUTPUT | _LEASE | _ADMISSION,
     S.DRAINING: (
-        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        _BEFORE | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
         | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
     ),
     S.FREEING: (
-        _RENDER | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
+        _BEFORE | _PREFILL | _RECALL | _DECODE_RETRIES | _RESUMES | _OUTPUT | _ADMISSION
         | {E.RESUMED, E.DECODE_ENDED, E.LEASE_RETRY}
     ),
     # Hops of a finished run have been cancelled and report to nobody.
@@ -467,7 +499,7 @@ class RequestMachine:
         if step is None:
             raise ImpossibleEvent(f"{event.value} in {self.state.value}")
         self.state = step.state
-        if event is Event.RENDERED:
+        if event in (Event.RENDERED, Event.ENCODED):
             self.uses_prefill = True
         elif event is Event.PREFILL_RECOMPUTE:
             self.uses_prefill = False

@@ -28,6 +28,8 @@ class GapStats:
 class Timing:
     started: float
     rendered: float | None = None
+    encode_started: float | None = None
+    encoded: float | None = None
     prefill_started: float | None = None
     prefilled: float | None = None
     decode_started: float | None = None
@@ -53,6 +55,7 @@ class Timing:
         client."""
         return {
             "render": _span(self.started, self.rendered),
+            "encode": _span(self.encode_started, self.encoded),
             "prefill": _span(self.prefill_started, self.prefilled),
             "decode_first_token": _span(self.decode_started, self.first_token),
             "first_derender": _span(self.first_token, self.first_output),

@@ -25,7 +25,7 @@ from render_tier.protocol.errors import (
     read_error,
 )
 
-HopName = Literal["render", "prefill", "decode", "derender"]
+HopName = Literal["render", "encode", "prefill", "decode", "derender"]
 
 
 class HopError(ApiError):
@@ -134,7 +134,7 @@ class NoMembers(HopError, Unavailable):
     member_fault = False
 
 
-ENGINES = ("prefill", "decode")
+ENGINES = ("encode", "prefill", "decode")
 
 OUR_FAULT = frozenset({401, 403, 405, 407, 408, 411, 415, 426, 431})
 """4xx that speak about how we asked (credentials, method, framing), not about what the client asked for."""
@@ -175,7 +175,7 @@ def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
         if info is not None and _is_about_ours(hop, info):
             # Another prefill engine may be what this one is not; another decode would cost another prefill.
             return Misconfigured(hop, f"the {hop} tier is not configured properly",
-                                 retry_safe=hop == "prefill", detail=detail, member=member)  # fmt: skip
+                                 retry_safe=hop != "decode", detail=detail, member=member)  # fmt: skip
         if info is not None:
             if hop in ENGINES:
                 info = _public(info)

@@ -50,6 +50,7 @@ class EngineAnswer(msgspec.Struct):
     choices: list[EngineChoice] = []
     usage: EngineUsage | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
     prompt_logprobs: Raw = Raw()
     error: Raw = Raw()
 

@@ -1,10 +1,11 @@
 """The gates of one process: how requests and runs wait for a place, for how long, and what they are told when
 there is none.
 
-``requests`` bounds what is under way at all; ``render``, ``prefill`` and ``decode`` bound the legs of a role
-by what its members may have at a time. Derender needs no gate: a run has one call under way, and while that
-is slow its engine is not read, so its decode place stays taken. A decode queue that fills refuses new
-requests before any work is done for them; that is how pressure from the back of the line reaches the front.
+``requests`` bounds what is under way at all; ``render``, ``encode``, ``prefill`` and ``decode`` bound the
+legs of a role by what its members may have at a time. Derender needs no gate: a run has one call under way,
+and while that is slow its engine is not read, so its decode place stays taken. A decode queue that fills
+refuses new requests before any work is done for them; that is how pressure from the back of the line reaches
+the front.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from time import perf_counter
 from typing import Literal
 
 from orchestrator.core.admission import Gate, QueueFull, Ticket
+from orchestrator.core.parity import Role
 from orchestrator.pool.pool import Pool
 from orchestrator.server.integrity import Integrity
 from orchestrator.settings import Admission as AdmissionSettings
 from render_tier.protocol.errors import ApiError, Unavailable
 
-GateName = Literal["requests", "render", "prefill", "decode"]
+GateName = Literal["requests", "render", "encode", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Admission:
     def __init__(
         self,
         settings: AdmissionSettings,
-        pools: Mapping[Literal["render", "prefill", "decode"], Pool],
+        pools: Mapping[Role, Pool],
         integrity: Integrity,
         *,
         on_let_in: Callable[[GateName, float], None],
@@ -133,8 +135,9 @@ class Admission:
         self.on_let_in = on_let_in
         self._on_refused = on_refused
         self._pools = pools
-        self._per_member = {
+        self._per_member: dict[Role, int] = {
             "render": settings.render_per_member,
+            "encode": settings.encode_per_member,
             "prefill": settings.prefill_per_member,
             "decode": settings.decode_per_member,
         }
@@ -156,7 +159,8 @@ class Admission:
 
     def require_room(self) -> None:
         """Raises ``Busy`` when a run that began now would find no room to wait further down the line."""
-        for role in ("prefill", "decode"):
+        roles: tuple[Role, ...] = ("prefill", "decode")
+        for role in roles:
             if self._pools[role] and self.gates[role].full:
                 raise self.refusal(role)
 

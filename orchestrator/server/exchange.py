@@ -21,6 +21,7 @@ import msgspec
 from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
+from orchestrator.core.encoding import plainly_named
 from orchestrator.core.generation import Generation
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Decision
@@ -32,11 +33,17 @@ from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
 from orchestrator.server.attempts import on_render_members
 from orchestrator.server.derender_stream import DerenderStream
+from orchestrator.server.encoding import Encoding
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outbox import Outbox
 from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.output import OutputPump, Reader
-from orchestrator.server.planning import goes_through_prefill, require_memory, require_servable
+from orchestrator.server.planning import (
+    goes_through_prefill,
+    goes_to_encoders,
+    require_memory,
+    require_servable,
+)
 from orchestrator.server.recording import Recording
 from orchestrator.server.rendering import Rendering
 from orchestrator.server.reports import report
@@ -90,6 +97,8 @@ class Exchange:
         self._place = services.admission.place("requests", request.who)
         self._prompts: list[legs.RenderedPrompt] = []
         self._features_bytes = 0
+        self._encodings: dict[int, Encoding] = {}
+        """By the prompt's identity."""
         self._render_task: asyncio.Task[None] | None = None
         self._last_task: asyncio.Task[None] | None = None
         self._open_runs = 1
@@ -192,8 +201,18 @@ class Exchange:
         for each in list(self.runs):
             # The first run's failure (no members, say) ends the others before they begin.
             if not each.machine.over:
-                through_prefill = goes_through_prefill(self.services, each)
-                each.post(Event.RENDERED if through_prefill else Event.RENDERED_DIRECT)
+                each.through_prefill = goes_through_prefill(self.services, each)
+                if goes_to_encoders(self.services, each):
+                    each.post(Event.RENDERED_TO_ENCODE)
+                else:
+                    each.post(Event.RENDERED if each.through_prefill else Event.RENDERED_DIRECT)
+
+    def encoding(self, prompt: legs.RenderedPrompt) -> Encoding:
+        """Of a prompt whose images go to encoders; one for all its runs."""
+        found = self._encodings.get(id(prompt))
+        if found is None:
+            found = self._encodings[id(prompt)] = Encoding(self, prompt)
+        return found
 
     def _plan(self, rendered: Rendered) -> None:
         """Check what render made of the request, before any engine sees it, and lay out the runs.
@@ -202,6 +221,8 @@ class Exchange:
         """
         access = self._request.access
         prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
+        if self.services.encodes:
+            prompts = [plainly_named(prompt) for prompt in prompts]
         self._prompts = prompts
         require_servable(self.services, prompts)
         size = sum(prompt.features_bytes for prompt in prompts)
@@ -320,6 +341,7 @@ class Exchange:
         # They know this object. Without the circle a request is freed at its end, else by a collection of
         # garbage, of which tens of thousands of objects wait before that.
         self.runs.clear()
+        self._encodings.clear()
 
     # ---- assembly ------------------------------------------------------------------------------------------
 

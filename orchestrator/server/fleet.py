@@ -295,6 +295,7 @@ class Fleet:
         a one may pull."""
         prefill, decode = self._pools["prefill"], self._pools["decode"]
         self._pools["render"].sweep()
+        self._pools["encode"].sweep()
         prefill.sweep()
         orphans = [
             busy

@@ -163,6 +163,12 @@ class Metrics:
         self.continuations = Counter(
             "pd_continuations", "Streams that went on elsewhere after visible output.", registry=registry
         )
+        self.encodes = Counter(
+            "pd_encoded_images",
+            "Images of prompts where there are encode members, by what became of them.",
+            ["result"],
+            registry=registry,
+        )
         self.recomputes = Counter(
             "pd_prefill_recomputes",
             "Runs whose prompt decode computed because prefill gave nothing usable.",

@@ -59,6 +59,13 @@ def _require_room(services: Services, prompt: RenderedPrompt) -> None:
         )
 
 
+def goes_to_encoders(services: Services, run: Run) -> bool:
+    """Not where a decode engine computes the prompt although there are prefill engines, which encoders work
+    for."""
+    computes = run.through_prefill or not services.disaggregated
+    return computes and services.encodes and bool(run.whole_prompt.media)
+
+
 def goes_through_prefill(services: Services, run: Run) -> bool:
     """Or decode prefills by itself. Notes in ``run`` when that is because decode has most of the prompt."""
     settings, prompt = services.settings, run.whole_prompt

@@ -32,12 +32,14 @@ class PrefillLeg(Leg):
         run: Run,
         member: Member,
         leg_id: str,
+        prompt: legs.RenderedPrompt,
         place: Place | None,
         ask_turn: AskTurn | None,
     ) -> None:
-        """``ask_turn`` gives params of kept KV that the prompt goes on from, where there is some."""
+        """``prompt``: the run's, as this engine is to get it. ``ask_turn`` gives params of kept KV that the
+        prompt goes on from, where there is some."""
         super().__init__(run, member, leg_id)
-        self._prompt = run.leg_prompt
+        self._prompt = prompt
         self._ask_turn = ask_turn
         self._turn: Mapping[str, Any] | None = None
         self._place = place
@@ -114,10 +116,16 @@ class PrefillLeg(Leg):
         if not run.recalling:
             self.note_failure(services.prefill_pool, error)
         event = run.machine.after_prefill_failure(
-            retry_safe=error.retry_safe and services.prefill_pool.available,
+            retry_safe=(error.retry_safe or self._lacked_images) and services.prefill_pool.available,
             client_fault=error.client_fault,
         )
         run.post(event, error)
+
+    @property
+    def _lacked_images(self) -> bool:
+        """The engine has failed, it may be for want of what encoders have made. The next one gets the images
+        themselves."""
+        return self._prompt.encodings is not None and self._prompt.lacks_data
 
     def _useless(self, answer: Prefilled, problem: str) -> None:
         run = self.run

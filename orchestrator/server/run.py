@@ -47,6 +47,8 @@ class Run:
         self.choice = choice
         self.prompt: legs.RenderedPrompt | None = None
         self.affinity = Affinity()
+        self.through_prefill = False
+        """A prefill engine computes the prompt; otherwise decode does."""
         self.decodes_where_cached = False
         """The prefill leg is left out because a decode member has most of the prompt."""
         services = exchange.services
@@ -72,6 +74,8 @@ class Run:
         self._predicted: dict[str, Candidate] = {}
         self._kv = HeldKv(services)
         self._cleanup_timer: asyncio.TimerHandle | None = None
+        self._encoded: legs.RenderedPrompt | None = None
+        """The prompt with what encoders have made of its images, for the first engine that computes it."""
         self._extended: legs.RenderedPrompt | None = None
         """The prompt of further legs, once the run has gone on after visible output."""
         self._closed = False
@@ -158,6 +162,11 @@ class Run:
         if reported is not None and (chosen := self._predicted.get(role)) is not None:
             services.compare_cached(pool, member, chosen, self.affinity, reported)
 
+    def encoded(self, prompt: legs.RenderedPrompt) -> None:
+        """Every image of the prompt has been with encoders, or is left to the engine that gets ``prompt``."""
+        self._encoded = prompt if prompt.encodings else None
+        self.post(Event.ENCODED if self.through_prefill else Event.ENCODED_DIRECT)
+
     def first_token(self, source: Source) -> None:
         """Of a decode leg, whose chunks come from ``source``."""
         self.post(self.machine.first_token())
@@ -189,6 +198,12 @@ class Run:
     def _start_render(self) -> None:
         self.exchange.start_render(self)
 
+    def _start_encode(self) -> None:
+        self.exchange.encoding(self.whole_prompt).join(self)
+
+    def _leave_encode(self) -> None:
+        self.exchange.encoding(self.whole_prompt).leave(self)
+
     def _start_prefill(self) -> None:
         self._cancel_leg()
         if self.machine.prefill_attempts > 1 or self.machine.decode_attempts:
@@ -197,20 +212,34 @@ class Run:
         self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
 
     def _prefill_admitted(self) -> None:
-        paired = self._services.decode_pool.generations
-        member = self._services.prefill_pool.choose(
-            self.tried,
-            self.affinity,
-            record=self._record,
-            suits=lambda member: member.generation in paired and self._of_our_generation(member),
-        )
+        member = self._prefill_member()
+        if member is None and self._encoded is not None:
+            # Of another generation than the encoders, and able to compute the images by itself.
+            self._encoded = None
+            member = self._prefill_member()
         if member is None:
             nobody = NoMembers("prefill", "no prefill engine is available")
             self.post(self.machine.after_unusable_prefill(), nobody)
             return
         self.exchange.generation.settle(member.generation)
-        self._begin(PrefillLeg(self, member, self._new_id("p"), self._place, self._earlier_turn(member)))
+        prompt = self._prompt_to_compute()
+        turn = self._earlier_turn(member)
+        self._begin(PrefillLeg(self, member, self._new_id("p"), prompt, self._place, turn))
         self._prepare_output()
+
+    def _prefill_member(self) -> Member | None:
+        paired = self._services.decode_pool.generations
+        return self._services.prefill_pool.choose(
+            self.tried,
+            self.affinity,
+            record=self._record,
+            suits=lambda member: member.generation in paired and self._of_our_generation(member),
+        )
+
+    def _prompt_to_compute(self) -> legs.RenderedPrompt:
+        """What encoders have made is for one engine: what is tried again after a failure goes without."""
+        encoded, self._encoded = self._encoded, None
+        return encoded or self.leg_prompt
 
     def _hold_kv(self) -> None:
         params, self.kv_params = self.kv_params, None
@@ -254,12 +283,13 @@ class Run:
         return self._of_our_generation(member) if holder is None else member.pulls_from(holder)
 
     def _of_our_generation(self, member: Member) -> bool:
-        anew = len(self.exchange.runs) == 1 and not self.continued
+        anew = len(self.exchange.runs) == 1 and not self.continued and self._encoded is None
         return self.exchange.generation.allows(member.generation, anew=anew)
 
     def _start_decode(self) -> None:
-        member, prompt = self._decode_member, self.leg_prompt
+        member = self._decode_member
         assert member is not None
+        prompt = self.leg_prompt if self.machine.uses_prefill else self._prompt_to_compute()
         if self.machine.decode_attempts > 1:
             self._services.metrics.retries.labels("decode").inc()
         if self._services.settings.lease.renewed_by_decode:
@@ -444,6 +474,8 @@ class Run:
 
 _EFFECTS: Final[dict[Effect, Callable[[Run], None]]] = {
     Effect.START_RENDER: Run._start_render,
+    Effect.START_ENCODE: Run._start_encode,
+    Effect.LEAVE_ENCODE: Run._leave_encode,
     Effect.START_PREFILL: Run._start_prefill,
     Effect.HOLD_KV: Run._hold_kv,
     Effect.KV_CONSUMED: Run._kv_consumed,

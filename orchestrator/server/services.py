@@ -25,6 +25,7 @@ from orchestrator.core.request_records import RequestRecords
 from orchestrator.core.selection import Affinity, Candidate, PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
+from orchestrator.hops.encode import EncodeClient
 from orchestrator.hops.errors import Absent, GivenUp, HopError, HopName, Misconfigured, NoMembers, Unreachable
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
@@ -90,6 +91,7 @@ class Services:
             if sessions.enabled
             else None
         )
+        self.encode_client = EncodeClient(self.engine_transport)
         self.prefill_client = PrefillClient(self.engine_transport)
         self.decode_client = DecodeClient(
             self.engine_transport.connections,
@@ -101,9 +103,11 @@ class Services:
         )
         # Render has no side effect, so asking costs nothing; and a stream under way needs some derender.
         self.render_pool = self._pool("render", settings.selection.render, asks_the_dead=True)
+        self.encode_pool = self._pool("encode", settings.selection.encode)
         self.prefill_pool = self._pool("prefill", settings.selection.prefill)
         self.decode_pool = self._pool("decode", settings.selection.decode)
-        self.pools = (self.render_pool, self.prefill_pool, self.decode_pool)
+        self.pools = (self.render_pool, self.encode_pool, self.prefill_pool, self.decode_pool)
+        by_role = {pool.role: pool for pool in self.pools}
         self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
         self.records = RequestRecords(settings.server.explained_requests)
         self.store = open_store(
@@ -121,7 +125,7 @@ class Services:
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(
             settings.admission,
-            {"render": self.render_pool, "prefill": self.prefill_pool, "decode": self.decode_pool},
+            by_role,
             self.integrity,
             on_let_in=lambda gate, seconds: waited.labels(gate).observe(seconds),
             on_refused=lambda gate, cause: refusals.labels(gate, cause).inc(),
@@ -130,7 +134,11 @@ class Services:
         self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
         health = settings.health
         self.fleet = Fleet(
-            {"render": self.render_pool, "decode": self.decode_pool, "prefill": self.prefill_pool},
+            # In the order of judgement: whom encoders differ from stays.
+            {
+                pool.role: pool
+                for pool in (self.render_pool, self.decode_pool, self.prefill_pool, self.encode_pool)
+            },
             fixed_members(settings),
             sources(settings),
             declared=declared_facts(settings),
@@ -161,11 +169,18 @@ class Services:
         """Four hops, where there are prefill members or are to be; three otherwise."""
         return self.settings.expects("prefill") or self.fleet.has_had("prefill")
 
+    @property
+    def encodes(self) -> bool:
+        """Images go to encoders first, where there are any or are to be."""
+        return self.settings.expects("encode") or self.fleet.has_had("encode")
+
     def missing_roles(self) -> list[str]:
         """Roles that are needed and have no member that is well."""
         needed = [self.render_pool, self.decode_pool]
         if self.disaggregated:
             needed.append(self.prefill_pool)
+        if self.encodes and self.settings.policy.encode_failure == "fail":
+            needed.append(self.encode_pool)
         missing: list[str] = [pool.role for pool in needed if not pool.ready]
         if not missing and self.disaggregated and not self.pairable:
             missing.append("prefill")

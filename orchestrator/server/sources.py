@@ -29,6 +29,7 @@ def declared_facts(settings: Settings) -> Mapping[Role, Facts]:
         "render": NOTHING,
         "prefill": Facts(**declared.prefill.model_dump()).over(engines),
         "decode": Facts(**declared.decode.model_dump()).over(engines),
+        "encode": Facts(**declared.encode.model_dump()),
     }
 
 

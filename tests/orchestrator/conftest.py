@@ -41,6 +41,7 @@ class Stack:
     renders: list[Tier]
     prefill: list[Tier]
     decode: list[Tier]
+    encode: list[Tier]
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
     server: uvicorn.Server = field(repr=False)
@@ -51,7 +52,7 @@ class Stack:
 
     @property
     def tiers(self) -> list[Tier]:
-        return [*self.renders, *self.prefill, *self.decode]
+        return [*self.renders, *self.prefill, *self.decode, *self.encode]
 
     async def settled(self) -> None:
         """Wait until the orchestrator is idle; fails with what is left when it does not become so."""
@@ -79,6 +80,7 @@ async def launched(
     render: int = 1,
     prefill: int = 1,
     decode: int = 1,
+    encode: int = 0,
     pace: float = 0.0,
     settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[Stack]:
@@ -87,10 +89,14 @@ async def launched(
         renders = [await exits.enter_async_context(serving(Tier(f"r{i}"))) for i in range(render)]
         prefills = [await exits.enter_async_context(serving(Tier(f"p{i}"))) for i in range(prefill)]
         decodes = [await exits.enter_async_context(serving(Tier(f"d{i}", pace))) for i in range(decode)]
+        encodes = [await exits.enter_async_context(serving(Tier(f"e{i}"))) for i in range(encode)]
+        for tier in encodes:
+            tier.encodes = True
         members = {
             "render": [tier.url for tier in renders],
             "prefill": [tier.url for tier in prefills],
             "decode": [tier.url for tier in decodes],
+            "encode": [tier.url for tier in encodes],
         }
         config = Settings.model_validate(merged(merged(QUICK, settings or {}), {"members": members}))
         server, services, port = await exits.enter_async_context(running(config))
@@ -98,7 +104,7 @@ async def launched(
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30)
         http = httpx.AsyncClient(base_url=url, timeout=30)
         try:
-            yield Stack(url, services, renders, prefills, decodes, client, http, server)
+            yield Stack(url, services, renders, prefills, decodes, encodes, client, http, server)
         finally:
             await client.close()
             await http.aclose()

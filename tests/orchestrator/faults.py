@@ -149,6 +149,10 @@ class Tier:
         """As a decode engine with bidirectional transfer."""
         self.kept: dict[str, list[int]] = {}
         """KV of ended decodes by remote request id: the IDs it was computed from."""
+        self.encodes = False
+        """As an encoder: it says where it keeps what it has made of the images that it is shown."""
+        self.encoded: dict[str, Any] = {}
+        """As an encoder: by hash, the image's data."""
         self.features: dict[str, Any] | None = None
         """What it says, as a render tier, of the images of every prompt."""
         self.continues = True
@@ -219,6 +223,7 @@ class Tier:
         engine_id = f"generate-tokens-{body['request_id']}"
         params = body.get("kv_transfer_params") or {}
         sampling = body["sampling_params"]
+        self._find_images(body)
         if sampling.get("stop"):
             return web.json_response(
                 {"error": {"message": "stop strings", "type": "BadRequestError"}}, status=400
@@ -303,11 +308,34 @@ class Tier:
                 # The last token's KV is never computed.
                 self.kept[engine_id] = body["token_ids"] + tokens[:-1]
                 answer["kv_transfer_params"] = self.turn_params(engine_id)
+        if self.encodes:
+            answer["ec_transfer_params"] = self._encode(body)
         if isinstance(fault, Answer):
             answer |= fault.fields
             if fault.finish_reason is not None:
                 answer["choices"][0]["finish_reason"] = fault.finish_reason
         return web.json_response(answer)
+
+    def _encode(self, body: dict[str, Any]) -> dict[str, Any]:
+        [[image]], [[place]], [[data]] = (
+            list(body["features"][name].values()) for name in ("mm_hashes", "mm_placeholders", "kwargs_data")
+        )
+        if place != {"offset": 0, "length": len(body["token_ids"])}:
+            self.violations.append(f"{place} are not the placeholders of {body['token_ids']}")
+        self.encoded[image] = data
+        return {image: {"item_indices": [0], "metadata": {}, "kept_by": self.name}}
+
+    def _find_images(self, body: dict[str, Any]) -> None:
+        """As an engine that computes a prompt. One that lacks an image ends."""
+        found = body.get("ec_transfer_params") or {}
+        for modality, hashes in (body["features"] or {"mm_hashes": {}})["mm_hashes"].items():
+            for image, data in zip(hashes, body["features"]["kwargs_data"][modality], strict=True):
+                kept_by = found.get(image, {}).get("kept_by")
+                kept = None if kept_by is None else self.peers[kept_by].encoded[image]
+                if data is None and kept is None:
+                    raise web.HTTPInternalServerError(text="this engine has ended")
+                if None not in (data, kept) and data != kept:
+                    self.violations.append(f"{image}: encoders have made something of another image")
 
     async def _stream(
         self, request: web.Request, body: dict[str, Any], engine_id: str, fault: Fault

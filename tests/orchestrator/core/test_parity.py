@@ -214,3 +214,33 @@ def test_kv_fits_where_nothing_known_speaks_against_it() -> None:
     assert fits(Facts(tensor_parallel=1, max_model_len=5), Facts(tensor_parallel=2, max_model_len=9))
     assert not fits(Facts(tensor_parallel=2), Facts(tensor_parallel=1))
     assert not fits(Facts(revision="a"), Facts(revision="b"))
+
+
+def test_encoders_are_of_the_same_model_and_need_not_agree_on_more() -> None:
+    engines = (
+        one("decode", "d", block_size=16, kv_dtype="auto", model="m", ec_connector="x", admitted=True),
+    )
+    assert out(*engines, one("encode", "e", block_size=32, kv_dtype="fp8", max_model_len=9, model="m")) == {}
+    for name in ("model", "revision", "dtype", "version", "ec_connector"):
+        there = one("decode", "d", admitted=True, **{name: "1"})
+        assert out(there, one("encode", "e", **{name: "2"})) == {"e": [name]}
+    assert out(one("encode", "e1", dtype="a", admitted=True), one("encode", "e2", dtype="b")) == {
+        "e2": ["dtype"]
+    }
+    render = one("render", "r", vocab_size=9, max_model_len=99)
+    assert out(render, one("encode", "e", vocab_size=8)) == {"e": ["vocab_size"]}
+    assert judge([render, one("encode", "e", max_model_len=9)])["encode", "e"] == ()
+
+
+@pytest.mark.parametrize(
+    ("role", "ec_role", "kept_out"),
+    [
+        ("encode", "ec_producer", False), ("encode", "ec_both", False), ("encode", "ec_consumer", True),
+        ("prefill", "ec_consumer", False), ("prefill", "ec_both", False), ("prefill", "ec_producer", True),
+        ("decode", "ec_consumer", False), ("decode", "ec_producer", True),
+    ],
+)  # fmt: skip
+def test_an_engine_that_only_encodes_is_an_encoder_and_no_other_is(
+    role: Role, ec_role: str, kept_out: bool
+) -> None:
+    assert out(one(role, "x", ec_role=ec_role)) == ({"x": ["ec_role"]} if kept_out else {})

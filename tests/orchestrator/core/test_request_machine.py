@@ -31,11 +31,18 @@ from scripts import request_machine_diagram
 EXPECTED = """
 rendering rendered -> prefilling: start_prefill
 rendering rendered_direct -> queued: choose_decode
+rendering rendered_to_encode -> encoding: start_encode
 rendering render_retry -> rendering: start_render
 rendering render_failed -> failed: fail
 rendering client_gone -> abandoned:
 rendering sibling_failed -> abandoned:
 rendering deadline -> failed: fail
+encoding encoded -> prefilling: start_prefill
+encoding encoded_direct -> queued: choose_decode
+encoding encode_failed -> failed: leave_encode fail
+encoding client_gone -> abandoned: leave_encode
+encoding sibling_failed -> abandoned: leave_encode
+encoding deadline -> failed: leave_encode fail
 prefilling prefilled -> kv_held: hold_kv choose_decode
 prefilling prefill_retry -> prefilling: start_prefill
 prefilling prefill_recompute -> queued: count_recompute choose_decode
@@ -235,7 +242,13 @@ def walks(policy: Policy, count: int) -> list[list[tuple[State, Event, State, tu
     return paths
 
 
-STARTS = {Effect.START_RENDER, Effect.START_PREFILL, Effect.START_DECODE, Effect.CHOOSE_DECODE}
+STARTS = {
+    Effect.START_RENDER,
+    Effect.START_ENCODE,
+    Effect.START_PREFILL,
+    Effect.START_DECODE,
+    Effect.CHOOSE_DECODE,
+}
 OUTCOMES = {Effect.COMPLETE, Effect.FAIL}
 
 
@@ -317,12 +330,27 @@ def test_params_are_never_sent_twice() -> None:
     for path in walks(Policy(held_kv="free"), 1500):
         fresh = False
         for _state, event, _target, step in path:
-            if event in (Event.RENDERED_DIRECT, Event.PREFILL_RECOMPUTE, Event.DECODE_RETRY_DIRECT):
+            if event in (Event.RENDERED_DIRECT, Event.ENCODED_DIRECT, Event.PREFILL_RECOMPUTE,
+                         Event.DECODE_RETRY_DIRECT):  # fmt: skip
                 break  # No params from here on.
             fresh = fresh or event in (Event.PREFILLED, Event.ABORT_TOO_LATE)
             if Effect.START_DECODE in step or Effect.START_FREEING in step:
                 assert fresh
                 fresh = False
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_images_are_encoded_at_most_once_and_before_any_engine_has_the_prompt(policy: Policy) -> None:
+    for path in walks(policy, 1500):
+        effects = [effect for *_, step in path for effect in step]
+        assert effects.count(Effect.START_ENCODE) <= 1
+        before = set()
+        for effect in effects:
+            if effect is Effect.START_ENCODE:
+                assert not before & {Effect.START_PREFILL, Effect.CHOOSE_DECODE}
+            before.add(effect)
+        if Effect.LEAVE_ENCODE in effects:
+            assert path[-1][0] is State.ENCODING, "whoever gives up while encoders work is done at once"
 
 
 # ---- classification of failures ----------------------------------------------------------------------------
@@ -382,6 +410,18 @@ def test_decode_failures_in_pd_mode_go_back_to_prefill_with_attempts_of_its_own(
     assert machine.prefill_attempts == 1
     advance(machine, Event.PREFILLED, Event.DECODE_ADMITTED)
     assert machine.after_decode_failure(retry_safe=True) is Event.DECODE_FAILED
+
+
+@pytest.mark.parametrize(
+    ("encoded", "again"),
+    [(Event.ENCODED, Event.DECODE_RETRY), (Event.ENCODED_DIRECT, Event.DECODE_RETRY_DIRECT)],
+)
+def test_what_follows_on_the_encoders_knows_its_way(encoded: Event, again: Event) -> None:
+    machine = advance(RequestMachine(Policy()), Event.RENDERED_TO_ENCODE, encoded)
+    if encoded is Event.ENCODED:
+        advance(machine, Event.PREFILLED)
+    advance(machine, Event.DECODE_ADMITTED)
+    assert machine.after_decode_failure(retry_safe=True) is again
 
 
 def test_decode_failures_without_prefill_are_repeated_directly() -> None:

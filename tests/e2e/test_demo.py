@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes import BIN
+from tests.support.documented import PAGES, blocks, commands
+from tests.support.processes import BIN, free_port
 
 
 def demo(smollm2_dir: Path, qwen3_dir: Path, *options: str) -> list[str]:
@@ -61,16 +63,21 @@ def test_shows_both_chats_where_the_time_went_and_the_tokens(smollm2_dir: Path, 
 
 
 @pytest.mark.timeout(300)
-def test_an_interrupt_ends_every_process_it_started(
+def test_one_that_is_kept_answers_the_docs_clients_and_an_interrupt_ends_every_process_it_started(
     smollm2_dir: Path, qwen3_dir: Path, tmp_path: Path
 ) -> None:
-    command = demo(smollm2_dir, qwen3_dir, "--max-tokens", "2", "--keep")
+    port = free_port()
+    command = demo(smollm2_dir, qwen3_dir, "--max-tokens", "2", "--keep", "--port", str(port))
     output = tmp_path / "output"
     with output.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         wait_for(lambda: process.poll() is not None or "running until" in output.read_text(), 200)
         assert process.poll() is None, output.read_text()
+        for client in documented_clients(port):
+            done = subprocess.run(client, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.endswith("data: [DONE]\n\n") or client[0] != "curl"
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 8
         process.send_signal(signal.SIGINT)
@@ -79,6 +86,21 @@ def test_an_interrupt_ends_every_process_it_started(
     finally:
         process.kill()
     assert "all processes ended" in output.read_text()
+
+
+def documented_clients(port: int) -> list[list[str]]:
+    """The README's curl, and the README's and the client library's Python, for a demo at ``port``."""
+    curls = [command.words for command in commands(*PAGES) if command.words[0] == "curl"]
+    programs = [
+        block.code
+        for page in PAGES
+        for block in blocks(page)
+        if block.language == "python" and "http://" in block.code
+    ]
+    assert curls
+    assert len(programs) == 2
+    made = [*map(list, curls), *([sys.executable, "-c", program] for program in programs)]
+    return [[word.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for word in words] for words in made]
 
 
 @pytest.mark.timeout(300)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,12 @@ import pytest
 
 from orchestrator.settings import Settings
 from tests.support import vllm
+from tests.support.documented import VLLM_FLAGS, commands
 from tests.support.processes import BIN
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = (ROOT / "docs" / "engines.md").read_text()
-TEXT = ENGINES + (ROOT / "README.md").read_text()
 PROGRAMS = ("vllm", "render-tier", "pd-orchestrator")
-ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
 
 ASK_VLLM = """
 import json, pathlib, sys
@@ -48,32 +45,11 @@ print("ANSWER " + json.dumps({
 """
 
 
-@dataclass(frozen=True)
-class Command:
-    variables: dict[str, str]
-    words: tuple[str, ...]
-
-
-def commands(text: str) -> list[Command]:
-    """Those that start one of the servers, of the blocks of shell and of those without a language."""
-    found = []
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
-        if language not in ("", "sh") or "serve" not in block:
-            continue
-        pending = ""
-        for line in block.replace("\\\n", " ").splitlines():
-            pending += line + "\n"
-            if pending.count("'") % 2:
-                continue
-            words, pending = shlex.split(pending, comments=True), ""
-            count = next((n for n, word in enumerate(words) if not ASSIGNMENT.match(word)), len(words))
-            if words[count : count + 1] and words[count] in PROGRAMS:
-                variables = dict(word.split("=", 1) for word in words[:count])
-                found.append(Command(variables, tuple(words[count:])))
-    return found
-
-
-ALL = commands(TEXT)
+ALL = [
+    command
+    for command in commands(ROOT / "README.md", ROOT / "docs" / "engines.md")
+    if command.words[0] in PROGRAMS and command.words[1] == "serve" and len(command.words) > 2
+]
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +113,7 @@ def test_flags_exist(real: dict[str, Any]) -> None:
     inline = set(re.findall(r"`(--[a-z][a-z-]+)", ENGINES))
     assert "--enable-scale-out" in inline
     assert inline <= {*real["flags"], *ours}
+    assert set(real["flags"]) >= VLLM_FLAGS
 
 
 def help_of(program: str, *words: str) -> str:

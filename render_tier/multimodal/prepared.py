@@ -8,6 +8,8 @@ from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
@@ -112,8 +114,8 @@ class ImagePreparation:
         return other
 
     def key(self, data: bytes) -> bytes:
-        digest = hashlib.sha256(data).digest()
-        return hashlib.sha256(self._options.digest + digest).digest() if self._options else digest
+        digest = blake3(data).digest()
+        return blake3(self._options.digest + digest).digest() if self._options else digest
 
     def hash_of_name(self, uuid: str) -> str:
         """Of an image that the client tells apart by a name."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +16,10 @@ if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.features import Features
 
 
+COPIED = 1 << 14
+"""Bytes of a piece below which it is cheaper to copy than to send by itself."""
+
+
 @dataclass(frozen=True)
 class Rendered:
     request: GenerateRequest
@@ -22,8 +28,9 @@ class Rendered:
     features: Features | None = None
     """What the request holds for images; `request` has none of it."""
 
-    def encode(self, *, compact: bool = False) -> bytes:
-        """The GenerateRequest as JSON; ``compact``: with ``token_ids`` as `PromptIds.base64`."""
+    def encode(self, *, compact: bool = False) -> list[bytes]:
+        """The GenerateRequest as JSON, in pieces: images are large, and are not copied. ``compact``: with
+        ``token_ids`` as `PromptIds.base64`."""
         fields = {name: getattr(self.request, name) for name in self.request.__struct_fields__}
         fields["token_ids"] = self.ids.base64() if compact else msgspec.Raw(self.ids.json())
         if self.features is not None:
@@ -32,9 +39,18 @@ class Rendered:
             {name: value for name, value in fields.items() if value is not msgspec.UNSET}
         )
         if self.features is None:
-            return encoded
-        return b"".join((encoded[:-1], b',"features":', *self.features.pieces(), b"}"))
+            return [encoded]
+        return _fewer([encoded[:-1], b',"features":', *self.features.pieces(), b"}"])
 
     def generate_request(self) -> GenerateRequest:
         features = None if self.features is None else self.features.to_dict()
         return msgspec.structs.replace(self.request, token_ids=self.ids.to_list(), features=features)
+
+
+def _fewer(pieces: Iterable[bytes]) -> list[bytes]:
+    """The same bytes, neighbours that are small in one piece."""
+    merged: list[bytes] = []
+    for small, some in groupby(pieces, key=lambda piece: len(piece) < COPIED):
+        neighbours = list(some)
+        merged += [b"".join(neighbours)] if small else neighbours
+    return merged

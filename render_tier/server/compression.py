@@ -105,11 +105,11 @@ class ReplyCompression:
         return accepted(headers) if self.min_bytes else None
 
     def applies(self, reply: Reply) -> bool:
-        return len(reply.body) >= self.min_bytes
+        return reply.size >= self.min_bytes
 
     def compressed(self, reply: Reply, coding: Coding) -> Reply:
         """Takes about a millisecond for 60,000 token IDs (zstd, level 1)."""
-        body = COMPRESS[coding](reply.body, self.level)
+        body = COMPRESS[coding](reply.whole, self.level)
         headers = ((b"content-encoding", coding.encode()), (b"vary", b"accept-encoding"))
         return Reply(reply.status, body, (*reply.headers, *headers))
 

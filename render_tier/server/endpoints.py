@@ -144,7 +144,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
 
         def finish(images: Sequence[PromptImage]) -> Reply:
             explanation = service.renderer.explain_chat(request, request_id=request_id, images=images)
-            return _rendered(service, msgspec.json.encode(explanation))
+            return _rendered(service, [msgspec.json.encode(explanation)])
 
         return with_images(service, request, finish)
 
@@ -155,7 +155,7 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         generate = service.renderer.completions(request, request_id=request_id)
         for one in generate:
             _count_prompt(metrics, len(one.token_ids))
-        return _rendered(service, msgspec.json.encode(generate))
+        return _rendered(service, [msgspec.json.encode(generate)])
 
     def render_messages(service: Service, body: bytes, request_id: str | None) -> Outcome:
         request = MessagesRequest.parse(read(body), max_stop_strings=settings.max_stop_strings)
@@ -273,8 +273,9 @@ def with_sizes(
     return finish(()) if images is None else NeedsSizes(images, finish)
 
 
-def _rendered(service: Service, body: bytes, *headers: tuple[bytes, bytes]) -> Reply:
-    return Reply(200, body, ((FINGERPRINT_HEADER, service.assets.fingerprint.encode()), *headers))
+def _rendered(service: Service, pieces: Sequence[bytes], *headers: tuple[bytes, bytes]) -> Reply:
+    fingerprint = service.assets.fingerprint.encode()
+    return Reply(200, pieces[0], ((FINGERPRINT_HEADER, fingerprint), *headers), rest=tuple(pieces[1:]))
 
 
 def _count_prompt(metrics: Metrics, length: int) -> None:

@@ -21,12 +21,28 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     on_sent: Callable[[], None] | None = None
     """Called once it is sent, or cannot be."""
+    rest: tuple[bytes, ...] = ()
+    """What follows `body`, where that is large and kept anyway: it is sent from where it is."""
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + sum(map(len, self.rest))
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join((self.body, *self.rest))
 
     async def send(self, send: Send) -> None:
-        headers: RawHeaders = [JSON, (b"content-length", str(len(self.body)).encode()), *self.headers]
+        headers: RawHeaders = [JSON, (b"content-length", str(self.size).encode()), *self.headers]
         try:
             await send({"type": "http.response.start", "status": self.status, "headers": headers})
-            await send({"type": "http.response.body", "body": self.body})
+            last = self.body
+            if self.rest:
+                for piece in (self.body, *self.rest):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                # Each message waits for those before it: after this one nothing is left to be sent.
+                last = b""
+            await send({"type": "http.response.body", "body": last})
         finally:
             if self.on_sent is not None:
                 self.on_sent()

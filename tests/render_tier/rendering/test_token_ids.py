@@ -39,5 +39,5 @@ def test_the_reply_is_the_requests_own_json(
         warnings=warnings,
     )
     rendered = Rendered(request, PromptIds([part_of(each) for each in lists]))
-    assert rendered.encode() == msgspec.json.encode(rendered.generate_request())
+    assert b"".join(rendered.encode()) == msgspec.json.encode(rendered.generate_request())
     assert rendered.generate_request().token_ids == list(itertools.chain(*lists))

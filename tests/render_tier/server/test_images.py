@@ -21,6 +21,7 @@ from render_tier.multimodal.prepared import ImagePreparation, ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.server.app import RenderApp
+from render_tier.server.replies import Reply
 from render_tier.server.service import Service
 from tests.support import vision_models
 from tests.support.image_corpus import DATA, PATH, chat, comparable, corpus, part, text, trusted
@@ -478,3 +479,21 @@ def test_text_models_load_nothing_of_it(qwen3_dir: Path) -> None:
         "assert not [name for name in sys.modules if name.startswith('render_tier.multimodal')]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3], timeout=120)
+
+
+async def test_a_large_piece_of_a_reply_is_sent_as_it_is() -> None:
+    sent: list[Any] = []
+    item = bytes(100)
+
+    async def send(message: Any) -> None:
+        assert not over
+        sent.append(message)
+
+    over: list[bool] = []
+    await Reply(200, b'["', rest=(item, b'"]'), on_sent=lambda: over.append(True)).send(send)
+    start, *bodies = sent
+    assert (b"content-length", b"104") in start["headers"]
+    assert [message["body"] for message in bodies] == [b'["', item, b'"]', b""]
+    assert bodies[1]["body"] is item
+    assert [message.get("more_body", False) for message in bodies] == [True, True, True, False]
+    assert over

@@ -99,20 +99,15 @@ class Encoding:
 
     async def _encode(self, image: Image) -> None:
         """One attempt."""
-        services, exchange = self._services, self._exchange
-        place = services.admission.place("encode", exchange.who)
         try:
-            await place.wait()
-        except Busy as error:
-            self._failed(image, error)
-            return
-        try:
-            member = self._choose(image)
-            await self._ask(image, member)
+            async with self._services.admission.place("encode", self._exchange.who):
+                encoding = await self._ask(image, self._choose(image))
         except ApiError as error:
             self._failed(image, error)
-        finally:
-            place.leave()
+        else:
+            self._services.metrics.encodes.labels("encoded").inc()
+            self._fan_out.encoded(image, encoding)
+            self._go_on()
 
     def _choose(self, image: Image) -> Member:
         """Raises ``NoMembers``."""
@@ -128,9 +123,11 @@ class Encoding:
         )
         if member is None:
             raise NoMembers("encode", "no encoder is available")
+        # What it makes is of its weights, and no others' may go on with it.
+        exchange.generation.settle(member.generation)
         return member
 
-    async def _ask(self, image: Image, member: Member) -> None:
+    async def _ask(self, image: Image, member: Member) -> Mapping[str, Any]:
         """Raises ``HopError``."""
         services, exchange = self._services, self._exchange
         self._legs_begun += 1
@@ -150,11 +147,7 @@ class Encoding:
         finally:
             span.end()
         services.encode_pool.succeeded(member)
-        # What it has made is of its weights, and no others' may go on with it.
-        exchange.generation.settle(member.generation)
-        services.metrics.encodes.labels("encoded").inc()
-        self._fan_out.encoded(image, encoding)
-        self._go_on()
+        return encoding
 
     def _failed(self, image: Image, error: ApiError) -> None:
         services = self._services

@@ -4,6 +4,9 @@ prompt is told where to find what that has made of it; where none takes it, that
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,10 @@ from tests.orchestrator.faults import (
     Slow,
     Stall,
     Status,
+    Tier,
+    serving,
 )
+from tests.support.otlp import receiving
 
 FEATURES: dict[str, Any] = {
     "mm_hashes": {"image": ["aa", "bb", "aa"]},
@@ -329,4 +335,81 @@ async def test_what_encoders_took_is_told(launch: Launch) -> None:
         assert 'pd_encoded_images_total{result="encoded"} 4.0' in metrics
         status = (await stack.http.get("/status")).json()
         assert [member["url"] for member in status["pools"]["encode"]] == [stack.encode[0].url]
+        await stack.settled()
+
+
+async def test_each_attempt_is_a_span_that_its_encoder_is_told(launch: Launch) -> None:
+    async with receiving() as receiver:
+        async with launch(encode=1, settings={"tracing": {"endpoint": receiver.url}}) as stack:
+            [encoder] = stack.encode
+            encoder.faults[GENERATE].append(Status(503))
+            assert (await ask(stack)).status_code == 200
+            await stack.settled()
+            told = {headers["traceparent"].split("-")[2] for headers in encoder.headers[GENERATE]}
+        spans = receiver.named("encode")
+        assert {span.id for span in spans} == told
+        assert sorted(span.failed for span in spans) == [False, False, True]
+        [root] = receiver.named(f"POST {CHAT}")
+        assert {span.parent for span in spans} == {root.id}
+
+
+FOLLOWED = {"health": {"interval": 0.02}, "selection": {"prefill": "round_robin"}}
+
+
+def write(path: Path, **roles: list[Tier]) -> None:
+    """A file of members."""
+    named = {
+        role: [{"url": tier.url, "generation": tier.generation} for tier in tiers]
+        for role, tiers in roles.items()
+    }
+    path.with_suffix(".new").write_text(json.dumps(named))
+    path.with_suffix(".new").replace(path)
+
+
+async def test_encoders_come_and_go(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    write(path)
+    source = {"membership": {"file": str(path), "file_interval": 0.01}}
+    async with serving(Tier("late")) as encoder, launch(settings=FOLLOWED | source) as stack:
+        encoder.encodes = True
+        assert (await ask(stack)).status_code == 200
+        assert counted(stack) == {}
+        write(path, encode=[encoder])
+        await until(lambda: stack.services.encode_pool.ready)
+        assert (await ask(stack)).status_code == 200
+        assert counted(stack) == {"encoded": 2}
+        write(path)
+        await until(lambda: not stack.services.encode_pool)
+        assert (await ask(stack)).status_code == 200
+        assert counted(stack) == {"encoded": 2, "no_member": 2}
+        await stack.settled()
+
+
+async def test_encoders_work_for_engines_of_their_generation(launch: Launch, tmp_path: Path) -> None:
+    """The same name, other weights: what one has made is another picture to the other."""
+    path = tmp_path / "members.json"
+    write(path)
+    source = {"membership": {"file": str(path), "file_interval": 0.01}}
+    engines = {name: Tier(name) for name in ("pa", "pb", "da", "db", "eb", "ec")}
+    async with contextlib.AsyncExitStack() as exits:
+        for tier in engines.values():
+            await exits.enter_async_context(serving(tier))
+            tier.generation, tier.encodes = tier.name[1], tier.name[0] == "e"
+        settings = FOLLOWED | source
+        stack = await exits.enter_async_context(launch(prefill=0, decode=0, settings=settings))
+        by_role = {"prefill": "p", "decode": "d", "encode": "e"}
+        write(
+            path, **{role: [t for t in engines.values() if t.name[0] == of] for role, of in by_role.items()}
+        )
+        await until(lambda: all(pool.ready for pool in stack.services.pools))
+        await until(lambda: all(m.admitted for pool in stack.services.pools for m in pool.members))
+        for n in (1, 2) * 3:
+            assert (await ask(stack, n=n)).status_code == 200
+        assert legs([engines["pa"], engines["ec"]]) == []
+        assert len(legs([engines["pb"]])) == 9
+        assert counted(stack) == {"encoded": 12}
+        write(path, prefill=[engines["pa"]], decode=[engines["da"]], encode=[engines["eb"], engines["ec"]])
+        await until(lambda: len(stack.services.prefill_pool.members) == 1)
+        assert (await ask(stack)).status_code == 200
+        assert counted(stack) == {"encoded": 12, "no_member": 2}
         await stack.settled()

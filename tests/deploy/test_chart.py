@@ -68,6 +68,11 @@ def test_plain_manifests_are_what_the_chart_renders(name: str) -> None:
     assert (charts.PLAIN / name).read_text() == charts.render(*charts.COMMITTED[name]), "run make manifests"
 
 
+def test_every_object_names_its_namespace(manifests: list[Manifest]) -> None:
+    """The plain manifests are applied without Helm, and the account's rights are bound in this one."""
+    assert {manifest["metadata"].get("namespace") for manifest in manifests} == {"llm"}
+
+
 @pytest.mark.parametrize("name", charts.CARRIED)
 def test_the_chart_carries_the_alerts_and_the_board_as_they_are(name: str) -> None:
     assert (charts.CHART / "files" / name).read_bytes() == charts.CARRIED[name].read_bytes(), (

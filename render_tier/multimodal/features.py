@@ -43,10 +43,13 @@ class Features:
     def _places(self) -> dict[str, Any]:
         return {
             "mm_hashes": {MODALITY: list(self.hashes)},
-            "mm_placeholders": {
-                MODALITY: [{"offset": where.offset, "length": where.length} for where in self.ranges]
-            },
+            "mm_placeholders": {MODALITY: [_place(where) for where in self.ranges]},
         }
+
+
+def _place(where: Range) -> dict[str, Any]:
+    place: dict[str, Any] = {"offset": where.offset, "length": where.length}
+    return place if where.mask is None else {**place, "is_embed": where.mask}
 
 
 def _strings(items: Sequence[bytes | None] | None) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Where images stand in a prompt's token IDs: each image's one token becomes as many as it has embeddings.
 
 The ranges are those of the tokens that embeddings replace, and nothing around them: an engine that is handed
-a range takes all of it for embeddings, as no mask travels with it.
+a range without a mask takes all of it for embeddings.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ class MisplacedImages(ValueError):
 class Range:
     offset: int
     length: int
+    mask: tuple[bool, ...] | None = None
+    """Which of them are replaced; None for all."""
 
 
 def expand(
@@ -42,7 +44,7 @@ def expand(
         # The first token may be joined with the last one before it; the embedded ones are never.
         from_end = len(replacement.ids) - replacement.first
         _append(expanded, replacement.ids, family)
-        ranges.append(Range(len(expanded) - from_end, replacement.count))
+        ranges.append(Range(len(expanded) - from_end, replacement.count, replacement.mask))
         done = place + 1
     _append(expanded, ids[done:], family)
     return expanded, ranges

@@ -14,10 +14,14 @@ from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversi
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
 from render_tier.multimodal.hashing import image_hash, name_hash
-from render_tier.multimodal.item import ImageProcessor
+from render_tier.multimodal.item import ImageProcessor, ImageRefused
 from render_tier.multimodal.options import ImageOptions
 
 FLOAT_BYTES: dict[FloatType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+NEEDS_MASK = (
+    "this model's image tokens do not follow each other in one run, and engines are not said to read which"
+    " they are (--mm-placeholder-masks)"
+)
 OVERHEAD = 1024
 """Bytes that an entry takes beside its JSON."""
 
@@ -86,17 +90,20 @@ class ImagePreparation:
         model: str,
         float_type: FloatType,
         as_bytes: bool,
+        masks_are_read: bool,
         max_pixels: int,
         cache_bytes: int,
     ) -> None:
         """``model``: part of every hash, as the operator names it to engines too. ``as_bytes``: whether the
-        processor leaves pixels as they are, which are then sent as bytes."""
+        processor leaves pixels as they are, which are then sent as bytes. ``masks_are_read``: by engines; an
+        image that needs one is refused otherwise."""
         self.family = family
         self.processor = processor
         self._options = ImageOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
+        self._masks_are_read = masks_are_read
         self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
 
@@ -139,6 +146,8 @@ class ImagePreparation:
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""
+        if loaded.replacement.mask is not None and not self._masks_are_read:
+            raise ImageRefused(NEEDS_MASK)
         background = self._options.background
         pixels, converted = loaded.opened.pixels(background)
         processed = self.processor.process(pixels)

@@ -90,13 +90,14 @@ def open_vision(
     *,
     dtype: str,
     engine_normalizes: bool,
+    masks_are_read: bool,
     processor_kwargs: Mapping[str, Any],
     max_pixels: int,
     cache_bytes: int,
 ) -> Vision | None:
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
-    model's own. ``engine_normalizes``: whether engines do, where the family can leave it to them. Raises
-    ModelLoadError."""
+    model's own. ``engine_normalizes``: whether engines do, where the family can leave it to them.
+    ``masks_are_read``: whether engines do so. Raises ModelLoadError."""
     family = family_of(assets.config, assets.vocabulary, encode)
     if family is None:
         return None
@@ -119,6 +120,7 @@ def open_vision(
             model=assets.name,
             float_type=float_type(assets.config) if dtype == "auto" else dtype,  # type: ignore[arg-type]
             as_bytes=as_bytes,
+            masks_are_read=masks_are_read,
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         ),

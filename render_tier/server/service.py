@@ -135,6 +135,7 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
             lambda text: engine.ids(text, add_special_tokens=False),
             dtype=settings.dtype,
             engine_normalizes=settings.mm_device_do_normalize,
+            masks_are_read=settings.mm_placeholder_masks,
             processor_kwargs=settings.mm_processor_kwargs,
             max_pixels=settings.max_image_pixels,
             cache_bytes=settings.image_cache_bytes,

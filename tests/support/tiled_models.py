@@ -1,4 +1,4 @@
-"""Models that are shown an image as tiles, without weights, and images for them.
+"""Models that are shown an image as tiles or lines of patches, without weights, and images for them.
 
 The tokenizer is Qwen3's with the families' tokens behind its own; configuration files are written after the
 models' public ones, with the sizes that prompts depend on.
@@ -117,6 +117,51 @@ def _internvl(side: int, image_size: Any, patch_size: Any, most_tiles: int) -> T
     )
 
 
+LINE_TOKENS = ("[IMG_BREAK]", "[IMG_END]", "[IMG]")
+
+
+def _lines(kind: str, architecture: str, side: int, patch: int, merge: int) -> TiledModel:
+    """Of the images of Pixtral and Mistral 3, which are lines of patches."""
+    merging = {"spatial_merge_size": merge} if merge > 1 else {}
+    return TiledModel(
+        {
+            "architectures": [architecture],
+            "model_type": kind,
+            "image_token_index": FIRST_ADDED + 2,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "projector_hidden_act": "gelu",
+            "torch_dtype": "bfloat16",
+            "text_config": {**TEXT, "model_type": "mistral"},
+            "vision_config": {
+                **TOWER,
+                "model_type": "pixtral",
+                "image_size": side,
+                "patch_size": patch,
+                "head_dim": 16,
+            },
+            **merging,
+        },
+        {
+            "image_processor_type": "PixtralImageProcessorFast",
+            "patch_size": {"height": patch, "width": patch},
+            "resample": 3,
+            "size": {"longest_edge": side},
+            **CLIP,
+            **STEPS,
+        },
+        {
+            "processor_class": "PixtralProcessor",
+            "image_token": "[IMG]",
+            "image_break_token": "[IMG_BREAK]",
+            "image_end_token": "[IMG_END]",
+            "patch_size": patch,
+            **merging,
+        },
+        LINE_TOKENS,
+    )
+
+
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -147,6 +192,8 @@ MODELS = {
     ),
     "internvl": _internvl(448, [448, 448], [14, 14], 12),
     "internvl_small": _internvl(224, 224, 14, 6),
+    "mistral3": _lines("mistral3", "Mistral3ForConditionalGeneration", 1540, 14, 2),
+    "pixtral": _lines("llava", "LlavaForConditionalGeneration", 1024, 16, 1),
 }
 
 

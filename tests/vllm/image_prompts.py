@@ -12,7 +12,6 @@ import json
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
 import transformers
@@ -54,17 +53,15 @@ def of_prompt(name: str, processor: Any, given: tuple[tuple[int, int], ...]) -> 
     made = processor.apply(ProcessorInputs(prompt(name, len(images)), items), TimingContext(enabled=False))
     return {
         "ids": made["prompt_token_ids"],
-        "ranges": [embedded(where) for where in made["mm_placeholders"]["image"]],
+        "ranges": [[where.offset, where.length] for where in made["mm_placeholders"]["image"]],
+        "embedded": [embedded(where) for where in made["mm_placeholders"]["image"]],
         "items": [read_item(encode_mm_kwargs_item(item)) for item in made["mm_kwargs"]["image"]],
     }
 
 
-def embedded(where: Any) -> list[int]:
-    """[offset, length] of a place's tokens that embeddings replace, which follow each other."""
-    mask = np.ones(where.length, bool) if where.is_embed is None else where.is_embed.numpy()
-    found = np.flatnonzero(mask)
-    assert len(found) == found[-1] - found[0] + 1
-    return [where.offset + int(found[0]), len(found)]
+def embedded(where: Any) -> list[list[int]]:
+    """[first, last] of each run of a place's tokens that embeddings replace."""
+    return [list(run) for run in where.extract_embeds_range()]
 
 
 torch.set_num_threads(1)

@@ -10,6 +10,7 @@ from render_tier.multimodal.families.family import Family
 from render_tier.multimodal.families.gemma3 import Encode, gemma3
 from render_tier.multimodal.families.internvl import internvl
 from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
+from render_tier.multimodal.families.mistral import mistral
 from render_tier.multimodal.families.qwen_vl import qwen_vl
 
 QWEN_TYPES = frozenset(
@@ -29,7 +30,10 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
         return gemma3(config, vocabulary, encode)
     if model_type == "internvl":
         return internvl(config, vocabulary)
-    tower = LLAVA_TOWERS.get(config["vision_config"].get("model_type", "clip_vision_model"))
+    vision_type = config["vision_config"].get("model_type", "clip_vision_model")
+    if model_type == "mistral3" or (model_type == "llava" and vision_type == "pixtral"):
+        return mistral(config, vocabulary)
+    tower = LLAVA_TOWERS.get(vision_type)
     if model_type == "llava" and tower is not None:
         return llava(config, vocabulary, tower)
     if model_type == "llava_next" and tower is not None:

@@ -19,7 +19,9 @@ class Replacement:
     first: int
     """Where among `ids` the tokens begin that the image's embeddings are put in place of."""
     count: int
-    """How many those are; they follow each other."""
+    """How many they are, to the last one of them."""
+    mask: tuple[bool, ...] | None = None
+    """Which of the `count` embeddings are put in place of; None for all."""
 
 
 @dataclass(frozen=True)

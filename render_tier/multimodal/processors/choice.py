@@ -82,7 +82,11 @@ def _pixtral(config: Json, given: Json, overrides: Json, whole: Json) -> ImagePr
         raise UnsupportedProcessor(
             f"images cannot be processed with patch_size={patch!r}, spatial_merge_size={merge!r}"
         )
-    return PixtralProcessor.load(patch * merge, given, overrides)
+    processor = PixtralProcessor.load(patch * merge, given, overrides)
+    most = (config.get("vision_config") or {}).get("image_size")
+    if isinstance(most, int) and max(processor.most_rows, processor.most_columns) > most:
+        raise UnsupportedProcessor(f"the image processor's size is above the model's image_size={most}")
+    return processor
 
 
 def _got_ocr2(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:

@@ -88,8 +88,6 @@ def test_llava_has_a_token_for_each_patch_that_is_selected(vision: str, strategy
     [
         {"model_type": "qwen3"},
         {"model_type": "qwen2_5_vl"},
-        {"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}},
-        {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
         {"model_type": "llava_next", "vision_config": {"model_type": "pixtral"}},
         {"model_type": "llava_next"},
         {"model_type": "internvl"},
@@ -97,6 +95,22 @@ def test_llava_has_a_token_for_each_patch_that_is_selected(vision: str, strategy
 )
 def test_models_whose_images_are_not_taken(config: Any) -> None:
     assert family(config) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "side"),
+    [
+        ({"model_type": "mistral3", "vision_config": {"patch_size": 14}}, 28),
+        ({"model_type": "llava", "vision_config": {"model_type": "pixtral", "patch_size": 16}}, 16),
+    ],
+)
+def test_mistral_has_lines_of_patches(config: Any, side: int) -> None:
+    found = family(config, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"])
+    assert found is not None
+    replacement = found.replacement(ImageLayout(width=3 * side, height=2 * side), 9, 9)
+    assert replacement.ids == (0, 0, 0, 1, 0, 0, 0, 2)
+    assert (replacement.first, replacement.count) == (0, 8)
+    assert replacement.mask == (True, True, True, False) * 2
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3000), st.integers(1, 3000))

@@ -1,4 +1,4 @@
-"""Prompts and items of models that are shown an image as tiles are vLLM's.
+"""Prompts and items of models that are shown an image as tiles, or as lines of patches, are vLLM's.
 
 What its processors gave is recorded (`tests/vllm/record_image_prompts.py`).
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from copy import deepcopy
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from PIL import Image
 
-from render_tier.multimodal.families import Family, family_of
-from render_tier.multimodal.item import ImageProcessor
-from render_tier.multimodal.placeholders import expand
+from render_tier.multimodal.families import Family, Replacement, family_of
+from render_tier.multimodal.item import ImageProcessor, ImageRefused
+from render_tier.multimodal.placeholders import Range, expand
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
 from render_tier.multimodal.processors import image_processor
+from render_tier.multimodal.vision import UNCHANGED
 from render_tier.server.service import Service
 from render_tier.settings import Settings
 from tests.support.image_corpus import PATH, chat, part, read_item, text
@@ -38,6 +41,8 @@ from tests.support.tiled_models import (
     sizes,
 )
 
+NOTHING = b64encode(msgspec.msgpack.encode({}))
+
 
 class Added:
     """The tokens that a model adds to its vocabulary."""
@@ -53,7 +58,20 @@ def opened(name: str) -> tuple[Family, ImageProcessor]:
     model = MODELS[name]
     family = family_of(model.config, Added(model), lambda text: [])  # type: ignore[arg-type]
     assert family is not None
-    return family, image_processor(model.config, model.preprocessor, {}, model.processor)
+    overrides = UNCHANGED if family.engine_normalizes else {}
+    return family, image_processor(model.config, model.preprocessor, overrides, model.processor)
+
+
+def embeddings(replacement: Replacement) -> int:
+    return replacement.count if replacement.mask is None else sum(replacement.mask)
+
+
+def runs(where: Range) -> list[list[int]]:
+    """[first, last] of each run of tokens that embeddings replace."""
+    mask = (True,) * where.length if where.mask is None else where.mask
+    grouped = groupby(range(where.length), key=mask.__getitem__)
+    found = [list(places) for is_embedded, places in grouped if is_embedded]
+    return [[where.offset + places[0], where.offset + places[-1]] for places in found]
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +83,15 @@ def recorded() -> dict[str, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_an_image_has_as_many_tokens_as_embeddings(name: str, recorded: dict[str, Any]) -> None:
     family, processor = opened(name)
-    given = {
-        (width, height): family.replacement(processor.layout(width, height), width, height).count
-        for width, height in sizes()
-    }
+
+    def count(width: int, height: int) -> int:
+        try:
+            layout = processor.layout(width, height)
+        except ImageRefused:
+            return 0
+        return embeddings(family.replacement(layout, width, height))
+
+    given = {size: count(*size) for size in sizes()}
     assert given == dict(zip(sizes(), recorded[name]["counts"], strict=True))
 
 
@@ -79,7 +102,8 @@ def test_prompts_and_items_are_vllms(name: str, recorded: dict[str, Any]) -> Non
         *(family, processor),
         model="m",
         float_type="bfloat16",
-        as_bytes=False,
+        as_bytes=family.engine_normalizes,
+        masks_are_read=True,
         max_pixels=1 << 24,
         cache_bytes=0,
     )
@@ -87,40 +111,58 @@ def test_prompts_and_items_are_vllms(name: str, recorded: dict[str, Any]) -> Non
         images = [prepared(preparation, width, height) for width, height in given]
         ids, ranges = expand(prompt(name, len(images)), family, [each.replacement for each in images])
         assert digest(ids) == expected["ids"], given
-        assert [[where.offset, where.length] for where in ranges] == expected["ranges"], given
+        assert [runs(where) for where in ranges] == expected["embedded"], given
+        if any(where.mask for where in ranges):
+            assert [[where.offset, where.length] for where in ranges] == expected["ranges"], given
         for ours, theirs in zip(images, expected["items"], strict=True):
             tiles = theirs["pixel_values"]["tensor"][1][0]
             item = json.loads(json.dumps(read_item(padded(ours.item.kwargs, tiles))))
             assert alone(item) == alone(theirs), given
             kept = {field for field, value in theirs.items() if value["layout"][1]["keep_on_cpu"]}
-            assert ours.item.metadata is not None
-            assert read_item(ours.item.metadata.decode()).keys() == kept
+            assert set(read_item((ours.item.metadata or NOTHING).decode())) == kept
 
 
-@pytest.fixture(params=["llava_next", "internvl"])
+@pytest.fixture(params=["llava_next", "internvl", "mistral3"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, qwen3_dir: Path) -> tuple[str, Settings, Service]:
-    settings = settings_for(lay_out(request.param, qwen3_dir, tmp_path / request.param))
+    directory = lay_out(request.param, qwen3_dir, tmp_path / request.param)
+    settings = settings_for(directory, mm_placeholder_masks=True)
     return request.param, settings, Service.load(settings)
+
+
+@pytest.fixture
+def unmasked(tmp_path: Path, qwen3_dir: Path) -> tuple[Settings, Service]:
+    settings = settings_for(lay_out("mistral3", qwen3_dir, tmp_path / "m"))
+    return settings, Service.load(settings)
+
+
+async def answered(settings: Settings, service: Service) -> httpx.Response:
+    app, client = await app_client(settings, service)
+    try:
+        return await client.post(PATH, json=chat(text("See"), part(png(640, 480)), text("Well?")))
+    finally:
+        await client.aclose()
+        await idle(app)
 
 
 async def test_a_chat_is_answered_with_them(
     served: tuple[str, Settings, Service], recorded: dict[str, Any]
 ) -> None:
     name, settings, service = served
-    app, client = await app_client(settings, service)
-    try:
-        body = chat(text("See"), part(png(640, 480)), text("Well?"))
-        answer = (await client.post(PATH, json=body)).raise_for_status().json()
-    finally:
-        await client.aclose()
-        await idle(app)
+    answer = (await answered(settings, service)).raise_for_status().json()
     (where,), (expected, *_) = answer["features"]["mm_placeholders"]["image"], recorded[name]["prompts"]
     image_token = MODELS[name].image_token
     places = [place for place, token in enumerate(answer["token_ids"]) if token == image_token]
-    assert places == list(range(where["offset"], where["offset"] + where["length"]))
-    assert len(places) == expected["ranges"][0][1]
+    mask = where.get("is_embed", [True] * where["length"])
+    assert places == [where["offset"] + index for index, embedded in enumerate(mask) if embedded]
+    assert len(places) == sum(last + 1 - first for first, last in expected["embedded"][0])
     (item,) = answer["features"]["kwargs_data"]["image"]
     assert json.loads(json.dumps(read_item(item))) == expected["items"][0]
+
+
+async def test_a_mask_is_not_sent_to_engines_that_do_not_read_it(unmasked: tuple[Settings, Service]) -> None:
+    response = await answered(*unmasked)
+    assert response.status_code == 400
+    assert "--mm-placeholder-masks" in response.json()["error"]["message"]
 
 
 def png(width: int, height: int) -> bytes:

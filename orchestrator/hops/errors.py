@@ -21,6 +21,7 @@ from render_tier.protocol.errors import (
     BadRequest,
     ErrorInfo,
     GatewayTimeout,
+    PayloadTooLarge,
     Unavailable,
     read_error,
 )
@@ -103,6 +104,12 @@ class Garbled(HopError, BadGateway):
 
     retry_safe = True
     answer_lost = True
+
+
+class TooLarge(HopError, PayloadTooLarge):
+    """Render makes more of the client's request than may come back: images that are large, or many."""
+
+    member_fault = False
 
 
 class TimedOut(HopError, GatewayTimeout):

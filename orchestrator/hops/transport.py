@@ -13,7 +13,7 @@ from yarl import URL
 
 from orchestrator.hops import websocket
 from orchestrator.hops.connections import Connections
-from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, error_from_answer
+from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, TooLarge, error_from_answer
 from orchestrator.hops.tls import SYSTEM_TLS, Tls
 from orchestrator.hops.websocket import Owner, WebSocket
 
@@ -53,9 +53,15 @@ class _Whole:
             if self._size >= self._max_error_bytes:
                 self.complete()
         elif self._size > self._max_reply_bytes:
-            detail = f"over {self._max_reply_bytes} bytes"
-            message = f"the {self._hop} tier's answer is too large"
-            self.failed(Garbled(self._hop, message, detail=detail, member=self._url))
+            self.failed(self._too_large())
+
+    def _too_large(self) -> HopError:
+        most = self._max_reply_bytes
+        if self._hop == "render":
+            message = f"this request takes more than {most} bytes when it is rendered"
+            return TooLarge("render", message, member=self._url)
+        message = f"the {self._hop} tier's answer is too large"
+        return Garbled(self._hop, message, detail=f"over {most} bytes", member=self._url)
 
     def complete(self) -> None:
         if not self.reply.done():

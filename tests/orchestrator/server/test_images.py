@@ -133,3 +133,17 @@ async def test_images_under_way_are_bounded(launch: Launch) -> None:
         stack.render.features = FEATURES | {"kwargs_data": {"image": ["A" * size, "cGl4ZWxz"]}}
         assert (await ask(stack)).status_code == 413
         await stack.settled()
+
+
+async def test_an_image_that_is_too_large_when_rendered_is_the_clients_matter(launch: Launch) -> None:
+    """Not the render tier's: another one would make as much of it, and none of them has failed."""
+    settings = {"limits": {"reply_bytes": 4096}, "health": {"breaker_threshold": 1}}
+    async with launch(render=2, settings=settings) as stack:
+        for render in stack.renders:
+            render.features = FEATURES | {"kwargs_data": {"image": ["A" * 4096, "cGl4ZWxz"]}}
+        response = await ask(stack)
+        assert response.status_code == 413
+        assert "4096 bytes when it is rendered" in response.json()["error"]["message"]
+        assert sum(len(render.requests[f"{CHAT}/render"]) for render in stack.renders) == 1
+        assert not any(map(stack.services.render_pool.avoids, stack.services.render_pool.members))
+        await stack.settled()

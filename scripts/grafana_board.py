@@ -104,7 +104,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Where the first token's time goes",
                 "Mean of each hop; decode_first_token holds the KV transfer, and what is missing is waiting.",
                 "s",
-                mean("pd_hop_seconds", "hop", '{hop=~"render|prefill|decode_first_token|first_derender"}'),
+                mean(
+                    "pd_hop_seconds",
+                    "hop",
+                    '{hop=~"render|encode|prefill|decode_first_token|first_derender"}',
+                ),
                 stacked=True,
                 runbook="first-token",
             ),

@@ -25,6 +25,7 @@ UNITS: tuple[tuple[str, ...], ...] = (
     ("vllm/test_demo",),
     ("vllm/test_nixl_push",),
     ("vllm/test_images",),
+    ("vllm/test_image_families_equal_vllm",),
     # First the events of an engine that has done nothing yet.
     ("vllm/test_kv_events", "vllm/test_engine_equals_vllm", "vllm/test_mixed_parts"),
     ("vllm/test_render_equals_vllm", "vllm/test_derender_equals_vllm"),

@@ -1,0 +1,112 @@
+"""A real vLLM says to what our render makes of a chat with images what it says to the files themselves: for
+each family, the same tokens with the same logprobs, of a tiny model whose weights are drawn.
+
+All engines are in one process (`seeing_engines.py`), with nothing kept from one request to the next, so that
+our pixels and places are what the first of two answers comes from. The way over HTTP, and from engine to
+engine, is that of `test_images.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import seeing_families, vllm
+from tests.support.image_corpus import PATH, part, text
+from tests.support.images import file, picture
+from tests.support.render_app import app_client, idle, load_service, settings_for
+from tests.vllm.torchvision_reference import ROOT, torchvision_path
+
+MORE_PLACES = {"gemma3": "256 multimodal tokens to 260", "internvl": "448 multimodal tokens to 450"}
+"""Families whose images have markers around them that vLLM's render counts among the places of embeddings,
+and what an engine says to that."""
+ONE, OTHER = (part(file(picture(448, 336, seed=seed))) for seed in (0, 7))
+CONVERSATION = [
+    {"role": "user", "content": [ONE, text("What is it?")]},
+    {"role": "assistant", "content": "A picture."},
+    {"role": "user", "content": [text("And this?"), OTHER, text("\n\nOr that?\n"), ONE]},
+]
+CHATS: dict[str, list[dict[str, Any]]] = {
+    "one image": [{"role": "user", "content": [ONE, text("What is to be seen?")]}],
+    "another of the same size": [{"role": "user", "content": [OTHER, text("What is to be seen?")]}],
+    "two of several sizes": [
+        {
+            "role": "user",
+            "content": [
+                part(file(picture(300, 200, seed=1), "JPEG")),
+                part(file(picture(50, 190, "RGBA", seed=2))),
+            ],
+        }
+    ],
+    "a conversation": CONVERSATION,
+}
+
+
+async def rendered(directory: Path) -> dict[str, Any]:
+    """The generate requests of the chats."""
+    settings = settings_for(directory, served_model_name=("eye",), dtype="float32")
+    app, client = await app_client(settings, load_service(settings))
+    options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True, "top_logprobs": 3}
+    try:
+        return {
+            name: (await client.post(PATH, json={"messages": messages, **options})).raise_for_status().json()
+            for name, messages in CHATS.items()
+        }
+    finally:
+        await client.aclose()
+        await idle(app)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("families")
+    given = {}
+    for name in seeing_families.MODELS:
+        directory = seeing_families.lay_out(name, scratch / name)
+        requests = asyncio.run(rendered(directory))
+        chats = {chat: {"messages": CHATS[chat], "rendered": request} for chat, request in requests.items()}
+        given[name] = {"directory": str(directory), "chats": chats}
+    path = [str(Path(__file__).parent / "torchvision_path"), torchvision_path(), str(ROOT)]
+    with (scratch / "engines.log").open("w") as log:
+        done = subprocess.run(
+            [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.seeing_engines"],
+            input=json.dumps(given),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            check=False,
+            env=vllm.process_environment(scratch / "files") | {"PYTHONPATH": os.pathsep.join(path)},
+        )
+    assert done.returncode == 0, (scratch / "engines.log").read_text()[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("family", seeing_families.MODELS)
+def test_an_engine_sees_what_it_would_have_seen_itself(family: str, answers: dict[str, Any]) -> None:
+    chats = answers[family]["chats"]
+    for name, answer in chats.items():
+        assert answer["fed"], f"{name}: hashes, places and tensors are those of vLLM's own processor"
+        assert answer["rendered"] == answer["whole"], name
+    one, other = (chats[name]["whole"] for name in ("one image", "another of the same size"))
+    assert one[0] == other[0], "the IDs are the same"
+    assert one[2] != other[2], "what they show is not"
+
+
+@pytest.mark.parametrize("family", seeing_families.MODELS)
+def test_what_vllms_own_render_sends_does_as_well_but_for_markers(
+    family: str, answers: dict[str, Any]
+) -> None:
+    """The mask that tells markers from places of embeddings does not travel, so an engine has too few
+    embeddings for the places that vLLM's render names: the reason why ours names the others."""
+    relayed = answers[family]["relayed"]
+    if family in MORE_PLACES:
+        assert MORE_PLACES[family] in relayed
+    else:
+        assert relayed == answers[family]["chats"]["one image"]["whole"]

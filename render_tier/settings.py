@@ -129,6 +129,8 @@ class Settings(BaseModel):
     """Memory per process for processed images of requests in progress, and for their places in replies."""
     image_cache_bytes: int = Field(default=256 * MIB, ge=0)
     """Memory per process for processed images that may be seen again; 0 for none."""
+    image_names: int = Field(default=16384, ge=0)
+    """Clients' names (`uuid`) of images that are known per process."""
     image_workers: int = Field(default=1, ge=1)
     """Threads per process that decode and process images."""
 

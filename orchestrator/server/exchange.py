@@ -83,7 +83,7 @@ class Exchange:
             model=request.model or "",
             client_id=request.client_id or "",
         )
-        self.render_headers = {**request.forwarded, "X-Request-Id": self.base_id}
+        self.render_headers = {**request.render_headers, "X-Request-Id": self.base_id}
         # The loop's own clock counts whole milliseconds under uvloop.
         self.timing = Timing(perf_counter())
         self.streaming = False

@@ -25,6 +25,8 @@ FORWARDED_HEADERS: Final = (
 )  # fmt: skip
 """Go to every hop: they steer or trace, and identify nobody."""
 
+MEDIA_SCOPE_HEADER: Final = "x-media-scope"
+
 RECORDED: Final = frozenset({"chat", "completions"})
 """Endpoints whose answers can have a record of their tokens."""
 
@@ -73,6 +75,13 @@ class ClientRequest:
     forwarded: Mapping[str, str]
     access: Access | None
     """By the client's key; None where there are none."""
+
+    @property
+    def render_headers(self) -> dict[str, str]:
+        """Those for the render tier, which keeps images under names that their senders give them and is told
+        whose names they are."""
+        tenant = self.who.tenant.encode("utf-8", "surrogatepass")
+        return {**self.forwarded, MEDIA_SCOPE_HEADER: hashlib.sha256(tenant).hexdigest()}
 
 
 def read_request(

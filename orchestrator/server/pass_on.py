@@ -66,7 +66,7 @@ class RenderTierEndpoint:
         async def call(url: str) -> Reply:
             # A client's short wish ends the request and says nothing of the member.
             limit = settings.timeouts.render
-            headers = {**request.forwarded, TIMEOUT_HEADER: f"{end.budget(now(), limit):.3f}"}
+            headers = {**request.render_headers, TIMEOUT_HEADER: f"{end.budget(now(), limit):.3f}"}
             return await services.render_client.post(url, self.path, request.body, headers, limit)
 
         try:

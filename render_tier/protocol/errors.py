@@ -64,6 +64,13 @@ class ContinuationRefused(BadRequest):
     type = "ContinuationRefusedError"
 
 
+class ImageRequired(BadRequest):
+    """A request names by its ``uuid`` alone an image that this replica does not hold (400): send the
+    image."""
+
+    type = "ImageRequiredError"
+
+
 class NotFound(ApiError):
     """The named model (or other object) is not served here (404)."""
 

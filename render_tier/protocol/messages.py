@@ -110,7 +110,8 @@ def _is_typed_part(part: Any) -> bool:
         return False
     kind = part.get("type")
     if isinstance(kind, str) and kind in PART_FIELDS:
-        return part.get(PART_FIELDS[kind]) is not None
+        is_named = kind in MEDIA_FIELDS and part.get("uuid") is not None
+        return is_named or part.get(PART_FIELDS[kind]) is not None
     return kind is None and any(field in part for field in MEDIA_FIELDS)
 
 

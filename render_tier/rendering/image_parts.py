@@ -25,7 +25,8 @@ MAX_UUID_CHARS = 256
 class ImagePart:
     param: str
     """Where it is in the request, like ``messages.0.content.1.image_url``."""
-    url: str
+    url: str | None
+    """None: the image that was sent under the same `uuid` before."""
     uuid: str | None = None
     """The client's own name for the image, which it is told apart by instead of by its bytes."""
 
@@ -59,8 +60,8 @@ def is_media(part: object) -> bool:
 
 
 def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[ImagePart]:
-    """The images in the order of the prompt. Raises BadRequest for other media, and for an image without a
-    URL."""
+    """The images in the order of the prompt. Raises BadRequest for other media, and for an image with neither
+    a URL nor a `uuid`."""
     return [
         _image_part(part, f"messages.{index}.content.{position}")
         for index, message in enumerate(messages)
@@ -83,9 +84,7 @@ def _image_part(part: Mapping[str, Any], where: str) -> ImagePart:
     if uuid is not None and len(str(uuid)) > MAX_UUID_CHARS:
         raise BadRequest(f"{where}.uuid: longer than {MAX_UUID_CHARS} characters", param=f"{where}.uuid")
     if url is None and uuid is not None:
-        raise BadRequest(
-            f"{param}: images are not kept by their uuid here; send the image with every request", param=param
-        )
+        return ImagePart(param, None, str(uuid))
     if not isinstance(url, str) or not url:
         raise BadRequest(f"{param}: an image needs a `url`, which is a string", param=param)
     return ImagePart(param, url, None if uuid is None else str(uuid))

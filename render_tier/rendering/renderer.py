@@ -166,7 +166,8 @@ class Renderer:
             preparation = self._vision.prepared_with(chat.mm_processor_kwargs, chat.media_io_kwargs)
         except ValueError as error:
             raise invalid(str(error), getattr(error, "param", None)) from None
-        return RequestedImages(parts, preparation, self._encoder.check_fits)
+        salt = chat.cache_salt if isinstance(chat, ChatCompletionRequest) else None
+        return RequestedImages(parts, preparation, salt, self._encoder.check_fits)
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""

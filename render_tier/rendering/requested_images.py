@@ -18,5 +18,7 @@ class RequestedImages:
     """At least one."""
     preparation: ImagePreparation
     """What they are read and processed with."""
+    salt: str | None
+    """Of the request's caches: what it says apart of other requests' images."""
     check_fits: Callable[[int], None]
     """Raises BadRequest for so many tokens, if no prompt may have them."""

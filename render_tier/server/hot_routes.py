@@ -6,6 +6,7 @@ Bodies are read raw, within a size and a time; nothing of a request is parsed be
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,8 @@ from render_tier.settings import Settings
 
 log = structlog.get_logger()
 CHUNK = b'"generate_chunk"'
+MEDIA_SCOPE_HEADER = b"x-media-scope"
+"""Whose names of images a request's are."""
 CLOSE = (b"connection", b"close")
 """For replies sent before the body was read: the rest of it must not be taken for the next request."""
 
@@ -93,9 +96,9 @@ class HotRoutes:
             else:
                 outcome = await self._runtime.pools[endpoint.pool].run(work)
             if isinstance(outcome, NeedsImages):
-                return await self._with_images(outcome, endpoint.pool, reply_coding)
+                return await self._with_images(outcome, endpoint.pool, reply_coding, _scope(headers))
             if isinstance(outcome, NeedsSizes):
-                return await self._with_sizes(outcome, endpoint.pool, reply_coding)
+                return await self._with_sizes(outcome, endpoint.pool, reply_coding, _scope(headers))
             return outcome
         except ApiError as error:
             return error_reply(error, *(() if read_all else (CLOSE,)))
@@ -110,11 +113,13 @@ class HotRoutes:
             return self._compression.compressed(reply, coding)
         return reply
 
-    async def _with_images(self, request: NeedsImages, pool: PoolName, coding: Coding | None) -> Reply:
+    async def _with_images(
+        self, request: NeedsImages, pool: PoolName, coding: Coding | None, scope: str | None
+    ) -> Reply:
         """Raises ApiError."""
         intake = self._runtime.images
         assert intake is not None  # as the renderer takes images
-        held = await intake.prepare(request.images)
+        held = await intake.prepare(request.images, scope)
         try:
             reply = await self._runtime.pools[pool].run(
                 lambda: self._packed(request.finish(held.images), coding)
@@ -124,11 +129,13 @@ class HotRoutes:
             raise
         return replace(reply, on_sent=held.release)
 
-    async def _with_sizes(self, request: NeedsSizes, pool: PoolName, coding: Coding | None) -> Reply:
+    async def _with_sizes(
+        self, request: NeedsSizes, pool: PoolName, coding: Coding | None, scope: str | None
+    ) -> Reply:
         """Raises ApiError."""
         intake = self._runtime.images
         assert intake is not None  # as the renderer takes images
-        places = await intake.measure(request.images)
+        places = await intake.measure(request.images, scope)
         return await self._runtime.pools[pool].run(lambda: self._packed(request.finish(places), coding))
 
     def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:
@@ -221,6 +228,11 @@ def _check_content_type(headers: Mapping[bytes, bytes]) -> None:
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
             type="Bad Request",
         )
+
+
+def _scope(headers: Mapping[bytes, bytes]) -> str | None:
+    given = headers.get(MEDIA_SCOPE_HEADER)
+    return hashlib.sha256(given).hexdigest() if given else None
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str | None:

@@ -20,11 +20,12 @@ from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.families import Replacement
 from render_tier.multimodal.item import ImageRefused
+from render_tier.multimodal.names import ImageNames, Name
 from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, PreparedImage
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
 from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, read_local
 from render_tier.multimodal.vision import PromptImage, Vision
-from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
+from render_tier.protocol.errors import ApiError, BadRequest, ImageRequired, PayloadTooLarge
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import ImagePart
 from render_tier.rendering.requested_images import RequestedImages
@@ -34,6 +35,8 @@ from render_tier.server.pools import WorkPool
 from render_tier.settings import Settings
 
 Result = TypeVar("Result")
+Keyed = tuple[bytes, LoadedImage | PreparedImage]
+"""An image, and the key under which it is, or will be, kept."""
 FETCHES = 8
 """Of one request at a time."""
 DEFAULT_LIMIT = 999
@@ -92,6 +95,7 @@ class ImageIntake:
         self._limit = settings.limit_mm_per_prompt.get("image", DEFAULT_LIMIT)
         self._local = served.local
         self._remote = RemoteImages(served.remote)
+        self._names = ImageNames(settings.image_names)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
         self.items = MemoryBudget(settings.image_item_memory_bytes, max_wait=settings.max_queue_seconds)
         self._flights: dict[bytes, asyncio.Task[PreparedImage]] = {}
@@ -108,39 +112,44 @@ class ImageIntake:
     async def close(self) -> None:
         await self._remote.close()
 
-    async def prepare(self, asked: RequestedImages) -> RequestImages:
-        """To be released by the caller. Raises ApiError that names the part at fault."""
+    async def prepare(self, asked: RequestedImages, scope: str | None) -> RequestImages:
+        """To be released by the caller. ``scope``: whose names of images the request's are. Raises ApiError
+        that names the part at fault."""
         request = RequestImages()
         try:
-            loaded = await self._all_loaded(request, asked)
+            names = [_name(part, asked, scope) for part in asked.parts]
+            keys, loaded = await self._all_loaded(request, asked, names)
             kept = sum(isinstance(image, PreparedImage) for image in loaded)
             self._kept.inc(kept)
             self._processed.inc(len(loaded) - kept)
             # In the request and in the reply.
             await request.take_for_items(self.items, 2 * sum(map(_item_bytes, loaded)))
             prepared = await self._each(asked.parts, partial(self._prepared, asked.preparation), loaded)
+            for named in zip(names, keys, asked.parts, strict=True):
+                self._claim(*named)
+            hashes = [None if name is None else name.mm_hash for name in names]
+            request.images = list(map(PromptImage, prepared, hashes))
         except BaseException:
             request.release()
             raise
-        names = [
-            None if part.uuid is None else asked.preparation.hash_of_name(part.uuid) for part in asked.parts
-        ]
-        request.images = list(map(PromptImage, prepared, names))
         return request
 
-    async def measure(self, asked: RequestedImages) -> list[Replacement]:
+    async def measure(self, asked: RequestedImages, scope: str | None) -> list[Replacement]:
         """What stands in the prompt for each image, by its file's header. Raises ApiError that names the part
         at fault."""
         request = RequestImages()
+        names = [_name(part, asked, scope) for part in asked.parts]
         try:
-            return [image.replacement for image in await self._all_loaded(request, asked)]
+            _, loaded = await self._all_loaded(request, asked, names)
+            return [image.replacement for image in loaded]
         finally:
             request.release()
 
     async def _all_loaded(
-        self, request: RequestImages, asked: RequestedImages
-    ) -> list[LoadedImage | PreparedImage]:
-        """Raises ApiError, also for images that no prompt has room for."""
+        self, request: RequestImages, asked: RequestedImages, names: Sequence[Name | None]
+    ) -> tuple[Sequence[bytes], Sequence[LoadedImage | PreparedImage]]:
+        """The keys under which they are, or will be, kept; and they. Raises ApiError, also for images that no
+        prompt has room for."""
         parts = asked.parts
         if len(parts) > self._limit:
             raise invalid(
@@ -149,16 +158,22 @@ class ImageIntake:
                 "image",
             )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-        loaded = await self._each(parts, partial(self._load, request, asked.preparation))
+        keyed = await self._each(parts, partial(self._load, request, asked.preparation), names)
+        keys, loaded = zip(*keyed, strict=True)
         asked.check_fits(sum([len(image.replacement.ids) for image in loaded]))
-        return loaded
+        return keys, loaded
 
     def _file_bytes(self, part: ImagePart) -> int:
+        if part.url is None:
+            return 0
         return len(part.url) if part.url[:5].lower() == "data:" else self._local.max_bytes
 
     async def _load(
-        self, request: RequestImages, preparation: ImagePreparation, part: ImagePart
-    ) -> LoadedImage | PreparedImage:
+        self, request: RequestImages, preparation: ImagePreparation, part: ImagePart, name: Name | None
+    ) -> Keyed:
+        if part.url is None:
+            assert name is not None
+            return self._kept_under(name, preparation, part)
         async with request.fetching:
             if is_remote(part.url):
                 data = await self._remote.fetch(part.url)
@@ -166,6 +181,22 @@ class ImageIntake:
                 data = await self._pool.run(partial(read_local, part.url, self._local))
             request.received(data)
         return await self._pool.run(partial(_opened, preparation, data))
+
+    def _kept_under(self, name: Name, preparation: ImagePreparation, part: ImagePart) -> Keyed:
+        key = self._names.get(name)
+        image = None if key is None else preparation.cache.get(key)
+        if key is None or image is None:
+            raise ImageRequired(
+                f"{part.param}: no image is kept under this uuid; send the image", param=part.param
+            )
+        return key, image
+
+    def _claim(self, name: Name | None, key: bytes, part: ImagePart) -> None:
+        if name is not None and not self._names.claim(name, key):
+            raise BadRequest(
+                f"{part.param}: another image was sent under its uuid, which engines would go on showing",
+                param=part.param,
+            )
 
     async def _prepared(
         self, preparation: ImagePreparation, part: ImagePart, loaded: LoadedImage | PreparedImage
@@ -214,9 +245,13 @@ class ImageIntake:
             flight.exception()  # seen, even where nobody waits any more
 
 
-def _opened(preparation: ImagePreparation, data: bytes) -> LoadedImage | PreparedImage:
+def _opened(preparation: ImagePreparation, data: bytes) -> Keyed:
     key = preparation.key(data)
-    return preparation.cache.get(key) or preparation.load(key, data)
+    return key, preparation.cache.get(key) or preparation.load(key, data)
+
+
+def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> Name | None:
+    return None if part.uuid is None else Name(scope, asked.salt, asked.preparation.hash_of_name(part.uuid))
 
 
 def _item_bytes(image: LoadedImage | PreparedImage) -> int:

@@ -41,6 +41,7 @@ ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": "a b c"}],
     "max_tokens": 3,
 }
+COUNT = "/v1/messages/count_tokens"
 WORDS = " ".join("x" * (1 + i % 7) for i in range(300))
 
 
@@ -253,6 +254,23 @@ async def test_a_session_of_one_tenant_is_not_that_of_another(launch: Launch) ->
             sessions |= {h["x-session-id"] for t in stack.decode for h in t.headers[GENERATE]}
         assert len(sessions) == 2
         assert "same" not in sessions
+
+
+async def test_names_of_images_are_those_of_a_tenant(launch: Launch) -> None:
+    """The render tier, which keeps images under them, is told whose names they are; engines are not."""
+    reds, red = api_key("another red", tenant="red")
+    async with launch(settings=auth(ALICES, BOBS, red)) as stack:
+        for key in (ALICE, reds, BOB):
+            for path in (CHAT, COUNT):
+                await ask(stack, key, path, headers={"x-media-scope": "another's"})
+        for path in (f"{CHAT}/render", COUNT):
+            headers = stack.render.headers[path]
+            alices, reds_too, bobs = [each["x-media-scope"] for each in headers]
+            assert alices == reds_too != bobs
+            assert len(alices) == 64
+        for tier in (*stack.prefill, *stack.decode):
+            assert not any("x-media-scope" in headers for headers in tier.headers[GENERATE])
+        await stack.settled()
 
 
 async def test_no_header_makes_a_client_another_tenant(launch: Launch) -> None:

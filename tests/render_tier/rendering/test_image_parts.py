@@ -52,7 +52,6 @@ def test_images_are_found_in_the_order_of_the_prompt() -> None:
         ({"type": "image_url", "image_url": {"url": 5}}, "needs a `url`"),
         ({"type": "image_url"}, "needs a `url`"),
         ({"image_url": ""}, "needs a `url`"),
-        ({"image_url": None, "uuid": "x"}, "not kept by their uuid"),
         ({**IMAGE, "uuid": "x" * 257}, "longer than 256"),
         ({"type": "image_pil", "image_pil": "x"}, "'image_pil' parts are not supported"),
         ({"audio_url": "x"}, "'audio_url' parts are not supported"),
@@ -63,6 +62,17 @@ def test_refused(part: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
         image_parts([user(text("a"), part)])
     assert (caught.value.param or "").startswith("messages.0.content.1")
+
+
+def test_an_image_may_be_meant_by_its_name_alone() -> None:
+    parts = ({"type": "image_url", "uuid": "x"}, {"type": "image_url", "image_url": None, "uuid": 7})
+    assert image_parts([user(*parts, {"image_url": {"url": None}, "uuid": "z"})]) == [
+        ImagePart("messages.0.content.0.image_url", None, "x"),
+        ImagePart("messages.0.content.1.image_url", None, "7"),
+        ImagePart("messages.0.content.2.image_url", None, "z"),
+    ]
+    with pytest.raises(BadRequest, match="needs a `url`"):
+        image_parts([user({"image_url": "", "uuid": "x"})])
 
 
 def test_template_that_takes_parts_is_shown_where_images_are() -> None:

@@ -198,6 +198,74 @@ async def test_untrusted_requests_say_nothing_of_their_images(serve: Any) -> Non
     assert not heads
 
 
+def named(uuid: str, data: bytes | None = None) -> dict[str, Any]:
+    if data is None:
+        return {"type": "image_url", "image_url": None, "uuid": uuid}
+    return part(data, uuid=uuid)
+
+
+async def test_an_image_that_was_sent_is_meant_by_its_name_alone(serve: Any) -> None:
+    server = await serve(trust_request_mm_kwargs=True)
+    few = {"mm_processor_kwargs": {"max_pixels": 3136}}
+    sent = (await server.render(chat(named("a", SMALL), text("?")))).json()
+    for parts in ((named("a"), text("?")), ({"image_url": {"url": None}, "uuid": "a"}, text("?"))):
+        assert (await server.render(chat(*parts))).json()["features"] == sent["features"]
+    alone = await server.render(chat(named("a")))
+    assert alone.json()["features"]["kwargs_data"] == sent["features"]["kwargs_data"]
+    counted = await server.client.post("/tokenize", json=chat(named("a"), text("?")))
+    assert counted.json()["tokens"] == sent["token_ids"]
+    # Processed in another way it is another item.
+    status, error = await server.error(chat(named("a"), **few))
+    assert (status, error["type"], error["param"]) == (
+        400,
+        "ImageRequiredError",
+        "messages.0.content.0.image_url",
+    )
+    assert (await server.render(chat(named("a", SMALL), **few))).status_code == 200
+    assert (await server.render(chat(named("a"), **few))).status_code == 200
+
+
+async def test_nobody_is_shown_anothers_image_by_its_name(serve: Any) -> None:
+    """Names are those of the client, as the orchestrator says, and of the request's caches."""
+    server = await serve()
+    owners: list[tuple[dict[str, str], dict[str, str]]] = [
+        ({}, {}),
+        ({"X-Media-Scope": "one"}, {}),
+        ({"X-Media-Scope": "other"}, {}),
+        ({}, {"cache_salt": "one"}),
+        ({"X-Media-Scope": "one"}, {"cache_salt": "one"}),
+    ]
+    for number, (headers, fields) in enumerate(owners):
+        sent = chat(named("secret", file(picture(64, 48, seed=number))), **fields)
+        for theirs, other in owners[number:]:
+            asked = chat(named("secret"), **other)
+            assert (await server.client.post(PATH, json=asked, headers=theirs)).status_code == 400
+        assert (await server.client.post(PATH, json=sent, headers=headers)).status_code == 200
+        assert (
+            await server.client.post(PATH, json=chat(named("secret"), **fields), headers=headers)
+        ).status_code == 200
+
+
+async def test_a_name_stands_for_one_image(serve: Any) -> None:
+    """Engines would show the first, whose tokens may be more."""
+    server = await serve(image_names=2)
+    assert (await server.render(chat(named("a", SMALL)))).status_code == 200
+    other = chat(named("a", file(picture(90, 60))))
+    status, error = await server.error(other)
+    assert (status, error["param"]) == (400, "messages.0.content.0.image_url")
+    assert "another image was sent under its uuid" in error["message"]
+    broken = file(picture(300, 200), "JPEG")[:2000]
+    assert (await server.error(chat(named("b", broken))))[0] == 400
+    assert (await server.render(chat(named("b", SMALL), named("c", SMALL)))).status_code == 200
+    assert (await server.render(other)).status_code == 200  # as "a" is forgotten
+
+
+async def test_an_image_that_is_not_kept_is_asked_for(serve: Any) -> None:
+    server = await serve(image_cache_bytes=0)
+    assert (await server.render(chat(named("a", SMALL)))).status_code == 200
+    assert (await server.error(chat(named("a"))))[1]["type"] == "ImageRequiredError"
+
+
 async def test_an_image_is_processed_once(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await serve()
     preparation, processed = server.app.runtime.service.images.vision.preparation, []
@@ -249,7 +317,7 @@ def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Servi
         ),
         (
             chat({"type": "image_url", "image_url": {"url": None}, "uuid": "x"}),
-            *(400, "messages.0.content.0.image_url", "not kept by their uuid"),
+            *(400, "messages.0.content.0.image_url", "no image is kept under this uuid; send the image"),
         ),
         (chat({"type": "image_url", "image_url": {}}), 400, "messages.0.content.0.image_url", "`url`"),
         (

@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
-.PHONY: help check-python nixl venv venv-demo models models-demo test demo lint format test-parity test-vllm vllm-env \
+.PHONY: help check-python nixl venv venv-demo models models-demo test demo lint policy format test-parity test-vllm vllm-env \
 	fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom bench-goodput bench-autoscale clean
 
 help: ## this list
@@ -59,6 +59,9 @@ lint: venv ## ruff, formatting, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+policy: check-python ## deploy/ against checkov's policies; what is answered: deploy/policy.toml
+	@env="$$(scripts/policy_env.sh)" && $(PYTHON) scripts/policy.py "$$env"
 
 format: venv ## apply the formatting
 	$(BIN)/ruff check --fix .

@@ -20,6 +20,7 @@ PINS = [
     ROOT / "constraints.txt",
     ROOT / "tests" / "vllm" / "env" / "constraints.txt",
     ROOT / "tests" / "vllm" / "lm_eval" / "constraints.txt",
+    ROOT / "tests" / "deploy" / "policy" / "constraints.txt",
 ]
 MACHINE = re.compile(rb"/(?:home|root|work|Users)/[a-z]|file://|[a-z]+://[^/\s]*(?:pypi|npmjs|pythonhosted)")
 

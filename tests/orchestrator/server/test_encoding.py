@@ -413,3 +413,18 @@ async def test_encoders_work_for_engines_of_their_generation(launch: Launch, tmp
         assert (await ask(stack)).status_code == 200
         assert counted(stack) == {"encoded": 12, "no_member": 2}
         await stack.settled()
+
+
+async def test_images_of_clients_of_token_ids_are_encoded_too(launch: Launch) -> None:
+    settings = {"policy": {"encoded_images": "metadata", "client_features": True}}
+    async with launch(encode=1, settings=settings) as stack:
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": FEATURES}
+        theirs = {"ec_transfer_params": {"aa": {"kept_by": "elsewhere"}}, "return_token_ids": True}
+        answer = await stack.http.post(GENERATE, json=asked | theirs)
+        assert answer.status_code == 200
+        assert answer.json()["mm_placeholders"] == FEATURES["mm_placeholders"]
+        assert answer.json()["ec_transfer_params"] is None
+        [leg] = legs(stack.prefill)
+        assert {told["kept_by"] for told in leg["ec_transfer_params"].values()} == {"e0"}
+        assert leg["features"] == NAMED
+        await stack.settled()

@@ -105,6 +105,7 @@ class DeclaredFacts(Section):
     version: str | None = None
     tokens_only: bool | None = None
     structured_outputs: bool | None = None
+    keeps_images: bool | None = None
 
 
 class Declared(Section):

@@ -176,6 +176,13 @@ class PolicySettings(Section):
     """What that engine gets of an image that is encoded: all of it, to compute the image where it does not
     find what the encoder has made, or only what the placeholders need. With "metadata" an engine that does
     not find it fails; a vLLM with the ECExampleConnector ends."""
+    known_images: Literal["whole", "named"] = "whole"
+    """What an engine gets of an image that it has been given before: all of it, or its name, and all of it
+    where it does not have it any more. A vLLM that keeps no images (``--mm-processor-cache-gb 0`` or type
+    ``shm``, several API servers, data parallel ranks behind one address) ends when it gets a name."""
+    engine_image_cache_bytes: Count = 2**30
+    """Of the images that an engine is taken to keep. Less than it has for them (vLLM's
+    ``--mm-processor-cache-gb``, 4 GiB), since others fill it too."""
     render_attempts: Count = 2
     encode_attempts: Count = 2
     """For each image."""
@@ -311,6 +318,14 @@ class Settings(Section):
                 raise ValueError(f"kv_events.endpoints: nothing looks at what {url} holds; {takes}")
         if events.wanted and not _installed("zmq"):
             raise ValueError("kv_events needs the extra kv-events: pip install pyzmq")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_of_contents(self) -> Settings:
+        if self.policy.known_images == "named" and self.policy.client_features:
+            raise ValueError(
+                "policy.known_images: with client_features any client could give an image another's name"
+            )
         return self
 
     @model_validator(mode="after")

@@ -53,6 +53,8 @@ class Facts:
     tokens_only: bool | None = None
     """The engine has no tokenizer."""
     structured_outputs: bool | None = None
+    keeps_images: bool | None = None
+    """The engine has processed images at hand, by their hashes, for requests that only name them."""
 
     def items(self) -> Iterable[tuple[str, Value]]:
         """Those that are known, by name."""
@@ -120,12 +122,18 @@ class _Paused(msgspec.Struct):
     is_paused: bool
 
 
+class _MultimodalConfig(msgspec.Struct):
+    mm_processor_cache_gb: float | None = None
+    mm_processor_cache_type: str | None = None
+
+
 class _ModelConfig(msgspec.Struct):
     revision: str | None = None
     max_model_len: int | None = None
     dtype: str | None = None
     skip_tokenizer_init: bool | None = None
     vocab_size: int | None = None
+    multimodal_config: _MultimodalConfig | None = None
 
 
 class _CacheConfig(msgspec.Struct):
@@ -136,6 +144,9 @@ class _CacheConfig(msgspec.Struct):
 
 class _ParallelConfig(msgspec.Struct):
     tensor_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    data_parallel_external_lb: bool | None = None
+    api_process_count: int | None = msgspec.field(default=None, name="_api_process_count")
 
 
 class _TransferConfig(msgspec.Struct):
@@ -216,6 +227,7 @@ def from_server_info(body: bytes) -> Facts:
         vocab_size=model.vocab_size,
         tokens_only=without,
         structured_outputs=None if without is None else not without,
+        keeps_images=_keeps_images(model.multimodal_config, parallel),
         block_size=cache.block_size,
         kv_dtype=_dtype(cache.cache_dtype),
         kv_layout=cache.kv_cache_layout,
@@ -227,6 +239,17 @@ def from_server_info(body: bytes) -> Facts:
         lease_seconds=_lease(transfer),
         turn_seconds=_turn_seconds(transfer),
     )
+
+
+def _keeps_images(media: _MultimodalConfig | None, parallel: _ParallelConfig) -> bool | None:
+    """vLLM's engine process does, if one process alone sends it requests and its cache is of the kind that
+    is filled by them."""
+    if media is None or media.mm_processor_cache_gb is None or media.mm_processor_cache_type is None:
+        return None
+    alone = parallel.api_process_count in (None, 1) and (
+        parallel.data_parallel_size in (None, 1) or parallel.data_parallel_external_lb is True
+    )
+    return alone and media.mm_processor_cache_gb > 0 and media.mm_processor_cache_type == "lru"
 
 
 def is_paused(body: bytes) -> bool | None:

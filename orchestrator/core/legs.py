@@ -12,8 +12,9 @@ where it holds back EOS and stop token IDs; for stop strings derender honours it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,6 +28,7 @@ from orchestrator.core.media import (
     lacks_data,
     read_media,
     renamed,
+    without_data,
 )  # fmt: skip
 
 Placement = Literal["top", "extra_args", "both"]
@@ -66,6 +68,8 @@ class RenderedPrompt:
     media: tuple[Item, ...] = ()
     lacks_data: bool = False
     """Some item of the media is there by name only."""
+    named_by_content: bool = False
+    """No client has chosen a hash of the media, as far as is known."""
     encodings: Mapping[str, Mapping[str, Any]] | None = None
     """Of media that encoders have taken, by hash: what the engine needs to find it, in encoders' words."""
 
@@ -170,6 +174,21 @@ def with_media_named(prompt: RenderedPrompt, name: Callable[[str], str]) -> Rend
     )
 
 
+def named_apart(prompt: RenderedPrompt) -> RenderedPrompt:
+    """``prompt`` with media whose hashes are no contents', where a client may have chosen one."""
+    if prompt.named_by_content:
+        return prompt
+    return with_media_named(
+        prompt, lambda name: _GIVEN_NAME + sha256(name.encode(errors="surrogatepass")).hexdigest()
+    )
+
+
+def naming(prompt: RenderedPrompt, hashes: Collection[str]) -> RenderedPrompt:
+    """``prompt`` that only names the media with these hashes."""
+    fields = {**prompt.fields, "features": without_data(prompt.fields["features"], hashes)}
+    return replace(prompt, fields=fields, lacks_data=True)
+
+
 def can_continue(prompt: RenderedPrompt) -> bool:
     """Whether engines that are given prompt and output as their prompt go on as the first one would have.
 
@@ -271,6 +290,7 @@ def freeing_leg(
     return _leg(prompt, request_id, sampling, kv_params, placement, stream=False)
 
 
+_GIVEN_NAME: Final = "named-"
 _WHOLE, _DELTAS = 2, 1  # the engine's RequestOutputKind
 _MAX_SEED: Final = 2**63 - 1
 

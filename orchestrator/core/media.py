@@ -7,7 +7,7 @@ cache tells images apart by their hashes, and so does everything here that files
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
 from typing import Annotated, Final
@@ -26,6 +26,8 @@ class Item:
     offset: int
     length: int
     """Of its placeholders, in tokens."""
+    data_bytes: int = 0
+    """Of its JSON."""
 
 
 class _Place(msgspec.Struct):
@@ -55,9 +57,11 @@ def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...
     for modality, names in hashes.items():
         if any(len(part[modality]) != len(names) for part in told):
             raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
+        data = features.kwargs_data
+        sizes = [0] * len(names) if data is None else [memoryview(each).nbytes for each in data[modality]]
         items += [
-            Item(name, place.offset, place.length)
-            for name, place in zip(names, places[modality], strict=True)
+            Item(name, place.offset, place.length, size)
+            for name, place, size in zip(names, places[modality], sizes, strict=True)
         ]
     items.sort(key=lambda item: item.offset)
     end = 0
@@ -101,7 +105,28 @@ def renamed(features: msgspec.Raw, name: Callable[[str], str]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({**fields, "mm_hashes": mine}))
 
 
+def without_data(features: msgspec.Raw, names: Collection[str]) -> msgspec.Raw:
+    """Features, as JSON, that only name the items with these hashes."""
+    fields = _fields_decoder.decode(features)
+    hashes = _hashes_decoder.decode(fields["mm_hashes"])
+    for field in ("kwargs_data", "mm_metadata"):
+        # An engine takes both or neither.
+        by_modality = _data_decoder.decode(fields.get(field, _NULL))
+        if by_modality is not None:
+            left = {
+                modality: [
+                    _NULL if name in names else data
+                    for name, data in zip(hashes[modality], items, strict=True)
+                ]
+                for modality, items in by_modality.items()
+            }
+            fields[field] = msgspec.Raw(msgspec.json.encode(left))
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+_NULL: Final = msgspec.Raw(b"null")
 _WIDTH: Final = 8
 _NO_ID: Final = 1 << 63
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _hashes_decoder = msgspec.json.Decoder(dict[str, list[str]])
+_data_decoder = msgspec.json.Decoder(dict[str, list[msgspec.Raw]] | None)

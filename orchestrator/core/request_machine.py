@@ -528,6 +528,19 @@ class RequestMachine:
         self.prefill_attempts -= 1
         return Event.PREFILL_RETRY
 
+    def after_missed_items(self) -> Event:
+        """Which event a failed leg is whose engine may have lacked images that were only named to it: it is
+        sent again with all of them, and the attempt does not count. Params of held KV are used once all the
+        same."""
+        if self.state is State.PREFILLING:
+            self.prefill_attempts -= 1
+            return Event.PREFILL_RETRY
+        if self.state in (State.DECODING, State.DECODING_DIRECT):
+            self.decode_attempts -= 1
+            self.prefill_attempts = 0
+            return Event.DECODE_RETRY if self.uses_prefill else Event.DECODE_RETRY_DIRECT
+        return Event.PREFILL_FAILED if self.state is State.RECALLING else Event.DECODE_FAILED
+
     def after_unusable_prefill(self) -> Event:
         """Which event a prefill is that answered without usable params."""
         if self.policy.prefill_failure == "recompute" and self.state is not State.RECALLING:

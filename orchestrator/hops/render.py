@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -22,6 +22,9 @@ PATHS: Mapping[Endpoint, str] = {
 }
 
 FINGERPRINT_HEADER = "X-Render-Fingerprint"
+NAMES_HEADER = "X-Item-Names"
+BY_CONTENT = "content"
+"""What it says of a reply in which no hash of an image is a client's name for it."""
 
 
 class _Name(msgspec.Struct):
@@ -80,6 +83,8 @@ class RenderClient:
             )
         except RenderReplyError as error:
             raise garbled("render", url, error) from error
+        if reply.headers.get(NAMES_HEADER.lower()) == BY_CONTENT:
+            prompts = [replace(prompt, named_by_content=True) for prompt in prompts]
         return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER.lower()))
 
     async def post(

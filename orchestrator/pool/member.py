@@ -9,6 +9,7 @@ from typing import Literal
 
 from orchestrator.core.breaker import Breaker
 from orchestrator.core.capabilities import Capabilities
+from orchestrator.core.given_items import GivenItems
 from orchestrator.core.parity import Difference, fits
 from orchestrator.core.reported_cache import ReportedCache
 from orchestrator.core.selection import Candidate
@@ -21,7 +22,7 @@ class Member:
 
     __slots__ = (
         "active", "admitted", "breaker", "capabilities", "deaths", "differences", "draining", "generation",
-        "known", "leases", "leaving", "paused", "probed", "reports", "same_since",
+        "given", "known", "leases", "leaving", "paused", "probed", "reports", "same_since",
         "tells_pauses", "url",
     )  # fmt: skip
 
@@ -30,6 +31,7 @@ class Member:
         self.breaker = breaker
         self.generation = generation
         """Of its configuration. Prefill and decode of different ones are never paired."""
+        self.given = GivenItems()
         self.active = 0
         self.leases = 0
         """KV that it holds for runs of ours."""
@@ -59,6 +61,7 @@ class Member:
     def died(self, now: float) -> None:
         """Or is paused: whatever it is after, it is not what it was."""
         self.deaths += 1
+        self.given.forget()
         self.same_since = now
 
     def __repr__(self) -> str:

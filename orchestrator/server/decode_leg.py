@@ -74,11 +74,16 @@ class DecodeLeg(Leg):
                 self._place.leave()
         self.span.end()
         services.decode_pool.succeeded(self.member)
+        run.items.answered(self.member)
         services.decode_pool.remember(self.member, run.affinity)
         run.post(Event.DECODE_ENDED)
 
     async def _failed(self, error: HopError) -> None:
         run, services = self.run, self.services
+        if self._first and run.items.missed(error, self.member, self.leg_id):
+            self.span.end(error)
+            run.post(run.machine.after_missed_items(), error)
+            return
         self.note_failure(services.decode_pool, error)
         continuable = self._continuable(error)
         if continuable and run.pump is not None:

@@ -219,8 +219,11 @@ class Exchange:
 
         Raises ``ApiError``.
         """
-        access = self._request.access
-        prompts = rendered.prompts if access is None else [access.granted(p) for p in rendered.prompts]
+        access, prompts = self._request.access, rendered.prompts
+        if self.services.settings.policy.known_images == "named":
+            prompts = [legs.named_apart(prompt) for prompt in prompts]
+        if access is not None:
+            prompts = [access.granted(prompt) for prompt in prompts]
         if self.services.encodes:
             prompts = [plainly_named(prompt) for prompt in prompts]
         self._prompts = prompts

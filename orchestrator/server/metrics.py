@@ -169,6 +169,18 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.media_items = Counter(
+            "pd_media_items",
+            "Images of legs, by how they were sent: whole, or named to an engine that has been given them.",
+            ["form"],
+            registry=registry,
+        )
+        self.media_resends = Counter(
+            "pd_media_resends",
+            "Legs sent again with whole images, as their engine may have lacked one that was named.",
+            ["hop"],
+            registry=registry,
+        )
         self.recomputes = Counter(
             "pd_prefill_recomputes",
             "Runs whose prompt decode computed because prefill gave nothing usable.",

@@ -67,6 +67,7 @@ class PrefillLeg(Leg):
                 self._place.leave()
         self.span.end()
         services.prefill_pool.succeeded(self.member)
+        run.items.answered(self.member)
         problem = why_useless(services, self.member, answer, self._prompt, self.leg_id)
         if problem is None:
             self._succeeded(answer)
@@ -112,6 +113,10 @@ class PrefillLeg(Leg):
             services.kept_turns.note_unread(self.member, error.detail)
             self.span.end(error)
             run.post(run.machine.after_unread_turn(), error)
+            return
+        if run.items.missed(error, self.member, self.leg_id):
+            self.span.end(error)
+            run.post(run.machine.after_missed_items(), error)
             return
         if not run.recalling:
             self.note_failure(services.prefill_pool, error)

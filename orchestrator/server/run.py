@@ -30,6 +30,7 @@ from orchestrator.server.held_kv import HeldKv
 from orchestrator.server.leg import Leg
 from orchestrator.server.output import OutputPump, Source
 from orchestrator.server.prefill_leg import AskTurn, PrefillLeg
+from orchestrator.server.spared_items import SparedItems
 from render_tier.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Run:
         self._asked_for_turn = False
         self._predicted: dict[str, Candidate] = {}
         self._kv = HeldKv(services)
+        self.items = SparedItems(services)
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._encoded: legs.RenderedPrompt | None = None
         """The prompt with what encoders have made of its images, for the first engine that computes it."""
@@ -222,7 +224,7 @@ class Run:
             self.post(self.machine.after_unusable_prefill(), nobody)
             return
         self.exchange.generation.settle(member.generation)
-        prompt = self._prompt_to_compute()
+        prompt = self.items.for_engine(self._prompt_to_compute(), member)
         turn = self._earlier_turn(member)
         self._begin(PrefillLeg(self, member, self._new_id("p"), prompt, self._place, turn))
         self._prepare_output()
@@ -290,6 +292,7 @@ class Run:
         member = self._decode_member
         assert member is not None
         prompt = self.leg_prompt if self.machine.uses_prefill else self._prompt_to_compute()
+        prompt = self.items.for_engine(prompt, member)
         if self.machine.decode_attempts > 1:
             self._services.metrics.retries.labels("decode").inc()
         if self._services.settings.lease.renewed_by_decode:

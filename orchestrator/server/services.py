@@ -269,6 +269,7 @@ class Services:
             log.warning("hop failed", **told, error=error.message, detail=error.detail)
         if error.member_fault:
             pool.failed(member)
+            member.given.forget()
         if isinstance(error, Absent):
             if member.alive:
                 self.fleet.died(pool, member)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # loaded only with a model that takes images
 FINGERPRINT_HEADER = b"x-render-fingerprint"
 TOKEN_IDS_HEADER = b"x-token-ids"
 COMPACT = b"base64"
+ITEM_NAMES_HEADER = b"x-item-names"
+BY_CONTENT = b"content"
+"""All hashes of images are of their contents: none is a client's own name for one."""
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False, "": False}
 MAX_QUERY_FIELDS = 100
 PoolName = Literal["render", "derender"]
@@ -127,7 +130,9 @@ def build_endpoints(settings: Settings, metrics: Metrics) -> dict[str, Endpoint]
         def finish(images: Sequence[PromptImage]) -> Reply:
             rendered = render(images=images)
             _count_prompt(metrics, len(rendered.ids))
-            headers = ((TOKEN_IDS_HEADER, COMPACT),) if compact else ()
+            headers = [(TOKEN_IDS_HEADER, COMPACT)] if compact else []
+            if images and all(each.name_hash is None for each in images):
+                headers.append((ITEM_NAMES_HEADER, BY_CONTENT))
             return _rendered(service, rendered.encode(compact=compact), *headers)
 
         return with_images(service, request, finish)

@@ -153,8 +153,12 @@ class Tier:
         """As an encoder: it says where it keeps what it has made of the images that it is shown."""
         self.encoded: dict[str, Any] = {}
         """As an encoder: by hash, the image's data."""
+        self.images: dict[str, str] | None = None
+        """As an engine that keeps them: by hash, the images that it has got."""
         self.features: dict[str, Any] | None = None
         """What it says, as a render tier, of the images of every prompt."""
+        self.item_names = "content"
+        """As a render tier: what it says of their hashes."""
         self.continues = True
         """As a render tier, it knows ``continuation``; every one holds."""
         self.pushes = False
@@ -223,6 +227,8 @@ class Tier:
         engine_id = f"generate-tokens-{body['request_id']}"
         params = body.get("kv_transfer_params") or {}
         sampling = body["sampling_params"]
+        if self._lacks_images(body):
+            return self._error_as_vllm(stream=body["stream"])
         self._find_images(body)
         if sampling.get("stop"):
             return web.json_response(
@@ -325,6 +331,32 @@ class Tier:
         self.encoded[image] = data
         return {image: {"item_indices": [0], "metadata": {}, "kept_by": self.name}}
 
+    def _lacks_images(self, body: dict[str, Any]) -> bool:
+        """As an engine that keeps images, and fails a request that names one which it does not have."""
+        if self.images is None or not body["features"]:
+            return False
+        hashes = body["features"]["mm_hashes"]
+        given = {
+            name: data
+            for modality, datas in body["features"]["kwargs_data"].items()
+            for name, data in zip(hashes[modality], datas, strict=True)
+        }
+        self.images |= {name: data for name, data in given.items() if data is not None}
+        return not given.keys() <= self.images.keys()
+
+    @staticmethod
+    def _error_as_vllm(*, stream: bool) -> web.Response:
+        error = {
+            "message": "Internal server error",
+            "type": "InternalServerError",
+            "param": None,
+            "code": 500,
+        }
+        if not stream:
+            return web.json_response({"error": error}, status=500)
+        event = f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"
+        return web.Response(text=event, content_type="text/event-stream")
+
     def _find_images(self, body: dict[str, Any]) -> None:
         """As an engine that computes a prompt. One that lacks an image ends."""
         found = body.get("ec_transfer_params") or {}
@@ -332,7 +364,7 @@ class Tier:
             for image, data in zip(hashes, body["features"]["kwargs_data"][modality], strict=True):
                 kept_by = found.get(image, {}).get("kept_by")
                 kept = None if kept_by is None else self.peers[kept_by].encoded[image]
-                if data is None and kept is None:
+                if data is None and kept is None and self.images is None:
                     raise web.HTTPInternalServerError(text="this engine has ended")
                 if None not in (data, kept) and data != kept:
                     self.violations.append(f"{image}: encoders have made something of another image")
@@ -413,7 +445,7 @@ class Tier:
             rendered = self._rendered(body, " ".join(m["content"] for m in body["messages"]), None)
             if self.continues and body.get("continuation"):
                 self._go_on(rendered, body)
-            return web.json_response(rendered)
+            return web.json_response(rendered, headers={"X-Item-Names": self.item_names})
         prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
         return web.json_response([self._rendered(body, prompt, 16) for prompt in prompts])
 

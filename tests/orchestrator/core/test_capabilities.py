@@ -109,6 +109,26 @@ def test_how_long_a_turn_is_kept(connector: str, extra: dict[str, Any], seconds:
     assert from_server_info(json.dumps(info).encode()).turn_seconds == seconds
 
 
+@pytest.mark.parametrize(
+    ("cache", "parallel", "keeps"),
+    [
+        ((4, "lru"), {}, True),
+        ((4, "lru"), {"data_parallel_size": 2, "data_parallel_external_lb": True}, True),
+        ((4, "lru"), {"data_parallel_size": 2, "data_parallel_external_lb": False}, False),
+        ((4, "lru"), {"_api_process_count": 2}, False),
+        ((0, "lru"), {}, False),
+        ((4, "shm"), {}, False),
+        (None, {}, None),
+    ],
+)
+def test_which_engines_keep_images(
+    cache: tuple[float, str] | None, parallel: dict[str, Any], keeps: bool | None
+) -> None:
+    media = cache and {"mm_processor_cache_gb": cache[0], "mm_processor_cache_type": cache[1]}
+    config = {"model_config": {"multimodal_config": media}, "parallel_config": parallel}
+    assert from_server_info(json.dumps({"vllm_config": config}).encode()).keeps_images is keeps
+
+
 def test_ready_version_and_transfer_params() -> None:
     assert from_ready(b'{"status":"ready","fingerprint":"f","vocab_size":9}') == Facts(
         tokenizer="f", vocab_size=9

@@ -375,6 +375,29 @@ def test_a_prefill_that_could_not_read_a_kept_turn_is_sent_again_uncounted() -> 
     assert machine.after_unread_turn() is Event.PREFILL_FAILED
 
 
+def test_a_leg_whose_engine_lacked_images_is_sent_again_uncounted() -> None:
+    machine = RequestMachine(Policy(prefill_attempts=1, decode_attempts=1))
+    machine.feed(Event.RENDERED)
+    machine.feed(machine.after_missed_items())
+    assert (machine.state, machine.prefill_attempts) == (State.PREFILLING, 1)
+    machine.feed(Event.PREFILLED)
+    machine.feed(Event.DECODE_ADMITTED)
+    # What was held is used by one decode alone, so it is computed again.
+    assert Effect.KV_STRANDED in machine.feed(machine.after_missed_items())
+    assert (machine.state, machine.prefill_attempts, machine.decode_attempts) == (State.PREFILLING, 1, 0)
+    machine.feed(Event.CLIENT_GONE)
+    assert machine.after_missed_items() is Event.PREFILL_FAILED
+
+
+def test_a_lone_decode_that_lacked_images_is_sent_again_uncounted() -> None:
+    machine = RequestMachine(Policy(decode_attempts=1))
+    machine.feed(Event.RENDERED_DIRECT)
+    machine.feed(Event.DECODE_ADMITTED)
+    machine.feed(machine.after_missed_items())
+    machine.feed(Event.DECODE_ADMITTED)
+    assert (machine.state, machine.decode_attempts) == (State.DECODING_DIRECT, 1)
+
+
 def test_recompute_policy_never_hides_a_client_fault() -> None:
     machine = RequestMachine(Policy(prefill_failure="recompute", prefill_attempts=1))
     machine.feed(Event.RENDERED)

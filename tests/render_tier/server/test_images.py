@@ -565,3 +565,10 @@ async def test_a_large_piece_of_a_reply_is_sent_as_it_is() -> None:
     assert bodies[1]["body"] is item
     assert [message.get("more_body", False) for message in bodies] == [True, True, True, False]
     assert over
+
+
+async def test_a_reply_says_whether_images_are_named_by_their_contents(serve: Any) -> None:
+    server = await serve()
+    one = part(SMALL)
+    for parts, said in (([one], "content"), ([one, {**one, "uuid": "x"}], None), ([text("Hi")], None)):
+        assert (await server.render(chat(*parts))).headers.get("x-item-names") == said

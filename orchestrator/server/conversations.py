@@ -26,11 +26,10 @@ from orchestrator.turn_settings import ConversationSettings
 from render_tier.protocol.errors import ApiError, BadGateway, ContinuationRefused, Unavailable
 from render_tier.protocol.generate import ContinuationReport
 
-Missing = Literal["unknown_conversation", "store_unavailable", "images"]
+Missing = Literal["unknown_conversation", "store_unavailable"]
 DETAILS: Final[dict[str, str]] = {
     "unknown_conversation": "nothing is kept under this conversation_id: it is new, or its time is over",
     "store_unavailable": "what is kept of conversations cannot be read at the moment",
-    "images": "a prompt with images is rendered whole",
     "not_supported": "the render tier does not tell whether the prompt goes on from the turn before",
 }
 
@@ -114,16 +113,12 @@ class Conversation:
 
     def lets_go(self, error: HopError) -> bool:
         """Whether render refuses IDs that were kept here, so that it must be asked without: they may be of
-        another model's vocabulary that was served under this name before, or the request has images now, and
-        render takes none of its turns then."""
-        if not self._found or not error.client_fault or error.param is None:
+        another model's vocabulary that was served under this name before."""
+        if not self._found or not error.client_fault:
             return False
-        if error.param.startswith("continuation."):
-            self._missing = "unknown_conversation"
-        elif error.param == "continuation" and not self._asked.strict:
-            self._missing = "images"
-        else:
+        if error.param is None or not error.param.startswith("continuation."):
             return False
+        self._missing = "unknown_conversation"
         self._found = False
         return True
 
@@ -160,9 +155,8 @@ class Conversation:
         return "; ".join(parts).encode()
 
     def keeps(self, prompt: RenderedPrompt) -> bool:
-        """Whether the answer to ``prompt`` is what a next turn goes on from. Render takes no continuation
-        beside images."""
-        return self._key is not None and prompt.choices == 1 and not prompt.media
+        """Whether the answer to ``prompt`` is what a next turn goes on from."""
+        return self._key is not None and prompt.choices == 1
 
     async def keep(self, prompt: RenderedPrompt, output: Sequence[int]) -> None:
         """Once the answer is known to be complete, and before its client knows."""

@@ -6,8 +6,9 @@ a range without a mask takes all of it for embeddings.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from render_tier.multimodal.families import Family, Replacement
 
@@ -58,3 +59,28 @@ def _append(expanded: list[int], more: Sequence[int], family: Family) -> None:
             expanded[-1] = joined
             more = more[1:]
     expanded.extend(more)
+
+
+def moved(ranges: Sequence[Range], before: Sequence[int], after: Sequence[int]) -> list[Range]:
+    """The places in ``after`` of what is at ``ranges`` of ``before``: the same text, whose words are cut into
+    tokens in another way. Of tokens that embeddings replace there are as many in both, in the same order.
+    Raises MisplacedImages where there are not."""
+    places: dict[int, tuple[list[int], list[int]]] = {}
+    for token in {before[where.offset] for where in ranges}:
+        old, new = ([place for place, each in enumerate(ids) if each == token] for ids in (before, after))
+        if len(old) != len(new):
+            raise MisplacedImages(
+                f"token {token} stands {len(old)} times in the prompt, {len(new)} as continued"
+            )
+        places[token] = old, new
+    found = []
+    for where in ranges:
+        old, new = places[before[where.offset]]
+        offset = new[bisect_left(old, where.offset)]
+        held = slice(where.offset, where.offset + where.length)
+        if list(after[offset : offset + where.length]) != list(before[held]):
+            raise MisplacedImages(
+                f"the tokens of an image are parted in the prompt as continued, at {offset}"
+            )
+        found.append(replace(where, offset=offset))
+    return found

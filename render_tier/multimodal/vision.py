@@ -14,7 +14,7 @@ from render_tier.multimodal.families import Replacement, family_of
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
 from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
-from render_tier.multimodal.placeholders import Range, expand
+from render_tier.multimodal.placeholders import Range, expand, moved
 from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
 from render_tier.multimodal.processors.choice import image_processor
 
@@ -70,6 +70,10 @@ class Vision:
     ) -> tuple[list[int], list[Range]]:
         """Raises MisplacedImages."""
         return expand(ids, self.preparation.family, replacements)
+
+    def moved(self, ranges: Sequence[Range], before: Sequence[int], after: Sequence[int]) -> list[Range]:
+        """As `placeholders.moved`."""
+        return moved(ranges, before, after)
 
     def features(
         self,

@@ -51,7 +51,7 @@ from render_tier.rendering.token_ids import PromptIds
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.families import Replacement
-    from render_tier.multimodal.features import Features, Payload
+    from render_tier.multimodal.features import Features
     from render_tier.multimodal.placeholders import Range
     from render_tier.multimodal.vision import PromptImage, Vision
 
@@ -251,8 +251,6 @@ class Renderer:
         self._prompts.check_fields(request)
         check_media_options(request, trusted=self._settings.trust_request_mm_kwargs)
         self._check_images(request, images)
-        if images and request.continuation is not None:
-            raise BadRequest("continuation is not supported beside images", param="continuation")
         self._continued.check(request)
         asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if self._native is None or self._native.cuts_to_fit:
@@ -262,17 +260,26 @@ class Renderer:
         prompt = self._prompts.reused(request)
         if prompt is None:
             prompt, warnings = self._prompts.prompt(request, kwargs, reserve_output=bool(asked))
+        prompt, ranges = self._placed(prompt, images)
         report: ContinuationReport | UnsetType = UNSET
         if request.continuation is not None:
+            whole = prompt
             prompt, report = self._continued.prompt(
                 request,
                 request.continuation,
                 prompt,
-                lambda other: self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0],
+                lambda other: self._placed(
+                    self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0], images
+                )[0],
             )
+            if images and prompt is not whole:
+                ranges = self._moved(ranges, whole, prompt)
         features: Features | None = None
         if images:
-            prompt, features = self._with_images(prompt, images, request.mm_payload)
+            assert self._vision is not None
+            features = self._vision.features(
+                images, ranges, prompt_length=len(prompt.ids), payload=request.mm_payload
+            )
         rules = self._output_rules(request, kwargs, prompt.ids)
         params = self._sampling.build(
             request,
@@ -393,15 +400,15 @@ class Renderer:
         if parts:
             raise BadRequest(f"{parts[0].param}: its image is needed", param=parts[0].param)
 
-    def _with_images(
-        self, prompt: EncodedPrompt, images: Sequence[PromptImage], payload: Payload
-    ) -> tuple[EncodedPrompt, Features]:
-        """The prompt with the images' tokens in it, and the features that say where they are."""
-        assert self._vision is not None
+    def _placed(
+        self, prompt: EncodedPrompt, images: Sequence[PromptImage]
+    ) -> tuple[EncodedPrompt, Sequence[Range]]:
+        """The prompt with the images' tokens in it, and where those are. Raises BadRequest."""
+        if not images:
+            return prompt, ()
         ids, ranges = self._expanded(prompt.token_ids, [each.image.replacement for each in images])
         self._encoder.check_fits(len(ids))
-        features = self._vision.features(images, ranges, prompt_length=len(ids), payload=payload)
-        return EncodedPrompt(PromptIds.of(ids)), features
+        return EncodedPrompt(PromptIds.of(ids)), ranges
 
     def _expanded(
         self, ids: Sequence[int], places: Sequence[Replacement]
@@ -415,6 +422,16 @@ class Renderer:
                 f"{error}: a text holds the place of one, the template leaves one out, or it was cut off",
                 param="messages",
             ) from None
+
+    def _moved(
+        self, ranges: Sequence[Range], whole: EncodedPrompt, continued: EncodedPrompt
+    ) -> Sequence[Range]:
+        """Where the images of ``whole`` are in what goes on from a client's IDs. Raises BadRequest."""
+        assert self._vision is not None
+        try:
+            return self._vision.moved(ranges, whole.token_ids, continued.token_ids)
+        except ValueError as error:
+            raise BadRequest(str(error), param="continuation") from None
 
     def _check_tool_choice(self, request: ChatCompletionRequest) -> None:
         choice = request.tool_choice

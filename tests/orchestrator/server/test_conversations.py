@@ -98,6 +98,20 @@ async def test_no_other_conversation_is_gone_on_from(launch: Launch, other: dict
         assert carried(stack) == [None, None]
 
 
+async def test_a_turn_with_images_is_gone_on_from(launch: Launch) -> None:
+    async with launch() as stack:
+        stack.render.features = {
+            "mm_hashes": {"image": ["aa"]},
+            "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
+            "kwargs_data": {"image": ["cGl4ZWxz"]},
+        }
+        await say(stack, "xx", "xxx")
+        _, body, _ = await say(stack, "xx", "xxx", "xxxx")
+        assert body["continuation"] == {"exact": True, "kept_tokens": 5}
+        assert carried(stack) == [None, FIRST]
+        await stack.settled()
+
+
 async def test_who_names_none_is_told_nothing(launch: Launch) -> None:
     async with launch() as stack:
         _, body, told = await say(stack, "xx", id=None)
@@ -141,22 +155,6 @@ async def test_a_render_tier_that_knows_no_continuations(launch: Launch) -> None
         status, body, _ = await say(stack, "xx", "xxx", continuation_strict=True)
         assert (status, body["error"]["param"]) == (502, "continuation_strict")
         assert results(stack) == {"unknown_conversation": 1, "not_supported": 2}
-        await stack.settled()
-
-
-@pytest.mark.parametrize("strict", [False, True])
-async def test_a_turn_of_text_before_one_with_images(launch: Launch, strict: bool) -> None:
-    error = {"message": "not beside images", "type": "BadRequestError", "param": "continuation", "code": 400}
-    async with launch() as stack:
-        await say(stack, "xx", "xxx")
-        stack.render.faults[RENDER].append(Status(400, json.dumps({"error": error}).encode()))
-        status, body, told = await say(stack, "xx", "xxx", continuation_strict=strict)
-        if strict:
-            assert (status, body["error"]["message"]) == (400, "not beside images")
-            assert carried(stack) == [None, FIRST]
-        else:
-            assert told == "parted; kept_tokens=0; reason=images"
-            assert carried(stack) == [None, FIRST, None]
         await stack.settled()
 
 

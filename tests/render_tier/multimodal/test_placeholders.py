@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.multimodal.families import Family, Replacement
-from render_tier.multimodal.placeholders import MisplacedImages, Range, expand
+from render_tier.multimodal.placeholders import MisplacedImages, Range, expand, moved
 
 PAD, SOFT, BEGIN, END, LINE, LINES, LINES3, LINES4 = range(100, 108)
 
@@ -88,3 +88,34 @@ def test_ranges_hold_the_images_and_the_rest_is_unchanged(
         assert set(ids[where.offset : where.offset + where.length]) == {PAD}
     assert [token for token in ids if token != PAD] == [token for token in prompt if token != PAD]
     assert len(ids) == len(prompt) + sum(count - 1 for count, _ in rest)
+
+
+def test_ranges_move_with_what_stands_before_them() -> None:
+    before = [1, PAD, PAD, 2, 3, PAD, SOFT, SOFT, 4]
+    ranges = [Range(1, 2), Range(5, 1), Range(6, 2, (True, False))]
+    after = [1, PAD, PAD, 9, PAD, SOFT, SOFT, 4]
+    assert moved(ranges, before, after) == [Range(1, 2), Range(4, 1), Range(5, 2, (True, False))]
+    assert moved([], before, after) == []
+    assert moved(ranges, before, before) == ranges
+
+
+@pytest.mark.parametrize("after", [[1, PAD, 2, PAD], [1, PAD, PAD, PAD, 2], [PAD, 1, PAD, 2], [1, 2]])
+def test_images_that_are_not_in_the_other_prompt(after: list[int]) -> None:
+    with pytest.raises(MisplacedImages):
+        moved([Range(1, 2)], [1, PAD, PAD, 2], after)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3)), max_size=6))
+def test_every_image_is_found_again(images: list[tuple[int, int, int]]) -> None:
+    """(tokens of an image, words before it in the one prompt, and in the other)"""
+    before: list[int] = []
+    after: list[int] = []
+    old, new = [], []
+    for count, words, others in images:
+        before += [1] * words
+        after += [2] * others
+        old.append(Range(len(before), count))
+        new.append(Range(len(after), count))
+        before += [PAD] * count
+        after += [PAD] * count
+    assert moved(old, before, after) == new

@@ -331,8 +331,8 @@ def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Servi
             chat(part(file(picture(2000, 9)))),
             *(400, "messages.0.content.0.image_url", "200 times longer"),
         ),
-        (chat(part(SMALL), continuation={"prompt_token_ids": [1], "output_token_ids": [2]}),
-         400, "continuation", "not supported beside images"),
+        (chat(part(SMALL), continuation={"prompt_token_ids": [1 << 40], "output_token_ids": []}),
+         400, "continuation.prompt_token_ids", "out of vocabulary"),
     ],
 )  # fmt: skip
 async def test_refused(serve: Any, body: Any, status: int, param: str, message: str) -> None:

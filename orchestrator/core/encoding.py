@@ -37,23 +37,17 @@ class Image:
 
     modality: str
     hash: str
-    offset: int
-    """Of its placeholders among the prompt's IDs."""
-    length: int
+    place: Mapping[str, Any]
+    """Of its placeholders among the prompt's IDs: ``offset``, ``length``, and what else render says of it."""
     data: msgspec.Raw
     metadata: msgspec.Raw
-
-
-class _Place(msgspec.Struct):
-    offset: int
-    length: int
 
 
 class _Features(msgspec.Struct):
     """By modality, one entry per item, as ``core.media`` has checked."""
 
     mm_hashes: dict[str, list[str]]
-    mm_placeholders: dict[str, list[_Place]]
+    mm_placeholders: dict[str, list[dict[str, Any]]]
     kwargs_data: dict[str, list[msgspec.Raw]]
     mm_metadata: dict[str, list[msgspec.Raw]] | None = None
 
@@ -70,30 +64,29 @@ def images_of(prompt: RenderedPrompt) -> list[Image]:
     """In the order in which they stand in the prompt. ``prompt`` has the data of all."""
     features = _features_decoder.decode(prompt.fields["features"])
     found = [
-        Image(modality, name, place.offset, place.length, data, features.metadata(modality, index))
+        Image(modality, name, place, data, features.metadata(modality, index))
         for modality, names in features.mm_hashes.items()
         for index, (name, place, data) in enumerate(
             zip(names, features.mm_placeholders[modality], features.kwargs_data[modality], strict=True)
         )
     ]
-    found.sort(key=lambda image: image.offset)
+    found.sort(key=lambda image: image.place["offset"])
     return list({image.hash: image for image in reversed(found)}.values())[::-1]
 
 
 def encode_leg(prompt: RenderedPrompt, image: Image, request_id: str) -> dict[str, Any]:
     """The generate request for an encoder, which samples nothing."""
+    offset, length = image.place["offset"], image.place["length"]
     by_modality = {
         "mm_hashes": image.hash,
-        "mm_placeholders": {"offset": 0, "length": image.length},
+        "mm_placeholders": {**image.place, "offset": 0},
         "kwargs_data": image.data,
         "mm_metadata": image.metadata,
     }
-    return {
-        **{
-            name: prompt.fields[name] for name in ("model", "cache_salt", "priority") if name in prompt.fields
-        },
+    kept = {name: raw for name, raw in prompt.fields.items() if name in ("model", "cache_salt", "priority")}
+    return kept | {
         "request_id": request_id,
-        "token_ids": prompt.token_ids[image.offset : image.offset + image.length],
+        "token_ids": prompt.token_ids[offset : offset + length],
         "features": {name: {image.modality: [value]} for name, value in by_modality.items()},
         "sampling_params": {"n": 1, "max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
         "stream": False,

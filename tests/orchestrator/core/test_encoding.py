@@ -26,7 +26,11 @@ from orchestrator.core.legs import RenderedPrompt, decode_leg, prefill_leg, read
 FEATURES: dict[str, Any] = {
     "mm_hashes": {"image": ["a", "b", "a"], "video": ["v"]},
     "mm_placeholders": {
-        "image": [{"offset": 6, "length": 2}, {"offset": 1, "length": 1}, {"offset": 3, "length": 2}],
+        "image": [
+            {"offset": 6, "length": 2},
+            {"offset": 1, "length": 1},
+            {"offset": 3, "length": 2, "is_embed": [True, False]},
+        ],
         "video": [{"offset": 9, "length": 1}],
     },
     "kwargs_data": {"image": ["QQ==", "Qg==", "QQ=="], "video": ["Vg=="]},
@@ -52,12 +56,12 @@ def sent(request: dict[str, Any]) -> Any:
 
 def test_an_encoder_is_sent_one_image_alone() -> None:
     images = images_of(prompt())
-    assert [(image.hash, image.offset) for image in images] == [("b", 1), ("a", 3), ("v", 9)]
+    assert [(image.hash, image.place["offset"]) for image in images] == [("b", 1), ("a", 3), ("v", 9)]
     leg = sent(encode_leg(prompt(), images[1], "id"))
     assert leg["token_ids"] == [103, 104]
     assert leg["features"] == {
         "mm_hashes": {"image": ["a"]},
-        "mm_placeholders": {"image": [{"offset": 0, "length": 2}]},
+        "mm_placeholders": {"image": [{"offset": 0, "length": 2, "is_embed": [True, False]}]},
         "kwargs_data": {"image": ["QQ=="]},
         "mm_metadata": {"image": ["QW0="]},
     }
@@ -95,7 +99,7 @@ def test_other_legs_are_told_nothing_of_encoders() -> None:
         assert "ec_transfer_params" not in (leg["sampling_params"]["extra_args"] or {})
 
 
-IMAGE = Image("image", "a", 0, 1, msgspec.Raw(b'"QQ=="'), msgspec.Raw(b"null"))
+IMAGE = Image("image", "a", {"offset": 0, "length": 1}, msgspec.Raw(b'"QQ=="'), msgspec.Raw(b"null"))
 
 
 @pytest.mark.parametrize("params", [None, {}, {"b": {}}, {"a": {}, "b": {}}, {"a": None}, {"a": [1]}])

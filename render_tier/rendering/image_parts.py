@@ -19,6 +19,8 @@ MEDIA_TYPES = frozenset(
     }
 )
 MAX_UUID_CHARS = 256
+DETAILS = ("auto", "low", "high", "original")
+"""OpenAI's. None of the families' processors has such a setting, so they all mean the same."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class ImagePart:
     """None: the image that was sent under the same `uuid` before."""
     uuid: str | None = None
     """The client's own name for the image, which it is told apart by instead of by its bytes."""
+    detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,33 @@ def _image_part(part: Mapping[str, Any], where: str) -> ImagePart:
     param = f"{where}.image_url"
     held = part.get("image_url")
     url = held.get("url") if isinstance(held, dict) else held
+    detail = _detail(part, held, param)
     uuid = part.get("uuid")
     if uuid is not None and len(str(uuid)) > MAX_UUID_CHARS:
         raise BadRequest(f"{where}.uuid: longer than {MAX_UUID_CHARS} characters", param=f"{where}.uuid")
     if url is None and uuid is not None:
-        return ImagePart(param, None, str(uuid))
+        return ImagePart(param, None, str(uuid), detail)
     if not isinstance(url, str) or not url:
         raise BadRequest(f"{param}: an image needs a `url`, which is a string", param=param)
-    return ImagePart(param, url, None if uuid is None else str(uuid))
+    return ImagePart(param, url, None if uuid is None else str(uuid), detail)
+
+
+def _detail(part: Mapping[str, Any], held: object, param: str) -> str | None:
+    """Beside the URL in chat's form, beside `image_url` in that of Responses."""
+    inside = held.get("detail") if isinstance(held, dict) else None
+    detail = part.get("detail") if inside is None else inside
+    if detail is not None and detail not in DETAILS:
+        raise BadRequest(f"{param}.detail: one of {', '.join(DETAILS)} is needed", param=f"{param}.detail")
+    return detail
+
+
+def ignored_details(parts: Sequence[ImagePart]) -> list[str]:
+    """What to tell a client that asked for more or less detail of an image than others have."""
+    return [
+        f"{part.param}.detail has no effect: the model has one way of showing images"
+        for part in parts
+        if part.detail not in (None, "auto")
+    ]
 
 
 def with_marks(texts: Sequence[str], images: int, marks: ImageMarks) -> str:

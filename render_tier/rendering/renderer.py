@@ -38,7 +38,7 @@ from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation
 from render_tier.rendering.guarded_chat import guarded_encoder
 from render_tier.rendering.guarded_encoder import GuardedEncoder
-from render_tier.rendering.image_parts import ImageMarks, image_parts
+from render_tier.rendering.image_parts import ImageMarks, ignored_details, image_parts
 from render_tier.rendering.native_chat import OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
@@ -261,6 +261,8 @@ class Renderer:
         if prompt is None:
             prompt, warnings = self._prompts.prompt(request, kwargs, reserve_output=bool(asked))
         prompt, ranges = self._placed(prompt, images)
+        if images:
+            warnings = [*warnings, *ignored_details(image_parts(request.messages))]
         report: ContinuationReport | UnsetType = UNSET
         if request.continuation is not None:
             whole = prompt

@@ -8,7 +8,7 @@ import pytest
 
 from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.conversation import to_conversation
-from render_tier.rendering.image_parts import ImageMarks, ImagePart, image_parts
+from render_tier.rendering.image_parts import ImageMarks, ImagePart, ignored_details, image_parts
 from render_tier.rendering.settings import ContentFormat
 
 MARKS = ImageMarks("<mark><pad></mark>", "<pad>")
@@ -62,6 +62,28 @@ def test_refused(part: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
         image_parts([user(text("a"), part)])
     assert (caught.value.param or "").startswith("messages.0.content.1")
+
+
+def image(**fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": "u", **fields}}
+
+
+@pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
+def test_details_are_known_and_change_nothing(detail: str | None) -> None:
+    messages = [user(image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail})]
+    parts = image_parts(messages)
+    assert [part.detail for part in parts] == [detail, detail]
+    told = ignored_details(parts)
+    assert len(told) == (0 if detail in ("auto", None) else 2)
+    assert all("image_url.detail has no effect" in each for each in told)
+
+
+@pytest.mark.parametrize("detail", ["medium", "", 1, ["low"], {"low": 1}])
+def test_details_that_are_none(detail: Any) -> None:
+    for part in (image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail}):
+        with pytest.raises(BadRequest, match="one of auto, low, high, original") as caught:
+            image_parts([user(text("a"), part)])
+        assert caught.value.param == "messages.0.content.1.image_url.detail"
 
 
 def test_an_image_may_be_meant_by_its_name_alone() -> None:

@@ -399,6 +399,19 @@ async def test_an_explanation_has_the_prompt_that_is_rendered(serve: Any) -> Non
     assert answer["prompt"].count("<|image_pad|>") == 1
 
 
+async def test_details_of_images_are_taken_without_effect(serve: Any) -> None:
+    server = await serve()
+    plain = (await server.render(chat(part(SMALL), text("?")))).json()
+    url = part(SMALL)["image_url"]["url"]
+    low = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    answer = (await server.render(chat(low, text("?")))).json()
+    assert answer["features"] == plain["features"]
+    assert answer["warnings"] == [
+        "messages.0.content.0.image_url.detail has no effect: the model has one way of showing images"
+    ]
+    assert "warnings" not in plain
+
+
 async def test_messages_and_responses_render_as_their_chat_does(serve: Any) -> None:
     server = await serve()
     url = part(SMALL)["image_url"]["url"]

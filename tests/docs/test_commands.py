@@ -177,6 +177,7 @@ KINDS = (
     Kind("scripts/vllm_env.sh", is_a_script, "downloads for minutes"),
     Kind("scripts/torchvision_env.sh", is_a_script, "downloads for minutes"),
     Kind("scripts/lock_images.sh", is_a_script, "asks a package registry"),
+    Kind("scripts/api_reference.py", is_a_script, "run in tests/docs/test_api_reference.py"),
     Kind("scripts/grafana_board.py", is_a_script, "run in tests/deploy/test_monitoring.py"),
     Kind(
         "scripts/request_machine_diagram.py",
@@ -269,4 +270,5 @@ def test_flags_in_the_text_exist() -> None:
         if page.name == "engines.md":  # of which tests/vllm/test_engines_doc.py asks vLLM
             continue
         for flag, many in re.findall(r"`(--[a-z][a-z-]+)(\*?)", page.read_text()):
-            assert any(one.startswith(flag) if many else one == flag for one in known), f"{page.name}: {flag}"
+            fits = any(one.startswith(flag) if many else one == flag for one in known)
+            assert fits, f"{page.name}: {flag} is no flag of ours; VLLM_FLAGS, OTHERS_FLAGS"

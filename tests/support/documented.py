@@ -29,7 +29,9 @@ PROGRAMS = frozenset(
     }
 )
 """With a word after it, one of these begins a command in the text. A block of shell has commands alone."""
-VLLM_FLAGS = frozenset({"--ec-transfer-config", "--enable-scale-out", "--tokens-only"})
+VLLM_FLAGS = frozenset(
+    {"--ec-transfer-config", "--enable-scale-out", "--mm-processor-cache-gb", "--tokens-only"}
+)
 """Those of ``vllm serve`` that the text of pages other than engines.md names."""
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\S*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)

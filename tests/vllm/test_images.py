@@ -1,6 +1,7 @@
 """A chat with images over four hops says what one vLLM says that is given the files themselves: our pixels,
 hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL. What the
-prefill engine reports of its cache is found again for the same images.
+prefill engine reports of its cache is found again for the same images. So it is where a third engine runs the
+vision part, and the prefill engine gets no pixels.
 
 The engines have a tokenizer (`--enable-scale-out`): a vLLM with `--tokens-only` takes no model with vision.
 """
@@ -37,16 +38,29 @@ class Stack:
     decode: ServerProcess
     """Answers chats of its own too, with its own processor of images."""
     orchestrator: ServerProcess
+    encoder: ServerProcess
+    encoding: ServerProcess
+    """Another orchestrator before the same engines, with the encoder."""
+
+
+def embeddings(role: str, directory: Path) -> tuple[str, str]:
+    """Flags of an engine that writes what it makes of images to ``directory``, or reads it there."""
+    config = {
+        "ec_connector": "ECExampleConnector",
+        "ec_role": role,
+        "ec_connector_extra_config": {"shared_storage_path": str(directory)},
+    }
+    return "--ec-transfer-config", json.dumps(config)
 
 
 def engine(model: Path, role: str, *more: str, log_dir: Path) -> ServerProcess:
     options = [option for option in vllm_cpu.PAIR_OPTIONS if option != "--tokens-only"]
     process = vllm.server(
         f"vllm-{role}",
-        *("serve", model, "--served-model-name", NAME, *options, "--enable-scale-out"),
+        *("serve", model),
+        *("--served-model-name", NAME, *options, "--enable-scale-out"),
         # What the largest image would take is not measured: minutes on a CPU.
-        *("--skip-mm-profiling", "--kv-transfer-config", vllm_cpu.transfer_config(role)),
-        *more,
+        *("--skip-mm-profiling", *more),
         log_dir=log_dir,
     )
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path()])
@@ -59,13 +73,26 @@ def stack(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     log_dir = tmp_path_factory.mktemp("images")
     model = write_seeing_model(qwen3_dir.parent, log_dir / NAME)
     ports = free_port(), free_port()
-    prefill = engine(model, "prefill", *vllm.publishing(*ports), log_dir=log_dir)
-    decode = engine(model, "decode", "--no-enable-prefix-caching", log_dir=log_dir)
+    prefill = engine(
+        model,
+        "prefill",
+        *("--kv-transfer-config", vllm_cpu.transfer_config("prefill"), *vllm.publishing(*ports)),
+        *embeddings("ec_consumer", log_dir / "embeddings"),
+        log_dir=log_dir,
+    )
+    decode = engine(
+        model,
+        "decode",
+        *("--kv-transfer-config", vllm_cpu.transfer_config("decode"), "--no-enable-prefix-caching"),
+        log_dir=log_dir,
+    )
+    encoder = engine(model, "encode", *embeddings("ec_producer", log_dir / "embeddings"), log_dir=log_dir)
     with ExitStack() as exits:
-        for process in (prefill, decode):
+        for process in (prefill, decode, encoder):
             exits.callback(process.stop)
         with ThreadPoolExecutor(2) as starts:
             list(starts.map(vllm.start, (prefill, decode)))
+        vllm.start(encoder)
         render = exits.enter_context(
             render_tier_server(model, "--served-model-name", NAME, "--dtype", "float32", log_dir=log_dir)
         )
@@ -79,7 +106,14 @@ def stack(qwen3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             )
         )
         orchestrator = exits.enter_context(orchestrator_server(*members, "--config", config, log_dir=log_dir))
-        yield Stack(prefill, decode, orchestrator)
+        config = log_dir / "encoding.json"
+        config.write_text(json.dumps(PATIENT | {"policy": {"encoded_images": "metadata"}}))
+        encoding = exits.enter_context(
+            orchestrator_server(
+                *(*members, "--encode", encoder.url, "--config", config), log_dir=log_dir, name="encoding"
+            )
+        )
+        yield Stack(prefill, decode, orchestrator, encoder, encoding)
 
 
 def shown(*sizes: tuple[int, int], seed: int = 0) -> list[dict[str, Any]]:
@@ -128,16 +162,17 @@ CHATS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
-    def pulled() -> float:
-        name = "vllm:prompt_tokens_by_source_total"
-        return metric(stack.decode, name, source="external_kv_transfer")
+def pulled(stack: Stack) -> float:
+    """Prompt tokens that the decode engine got from the prefill engine."""
+    return metric(stack.decode, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
 
+
+def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
     answers = {}
     for name, body in CHATS.items():
-        before = pulled()
+        before = pulled(stack)
         answers[name] = said(stack.orchestrator, body)
-        assert pulled() - before >= len(answers[name][0]) - 1, f"{name}: the decode engine got the KV"
+        assert pulled(stack) - before >= len(answers[name][0]) - 1, f"{name}: the decode engine got the KV"
         assert answers[name] == said(stack.decode, body), name
     outputs = {name: answer[1] for name, answer in answers.items()}
     assert answers["one image"][0] == answers["another of the same size"][0], "the IDs are the same"
@@ -150,3 +185,25 @@ def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
     assert metric(stack.orchestrator, predictions, role="prefill", result="drifted") == 0
     assert stranded(stack.orchestrator) == {}
     becomes_free((stack.orchestrator, IDLE), (stack.prefill, FREE), (stack.decode, FREE))
+
+
+def test_images_that_an_encoder_has_taken_are_seen_by_an_engine_without_their_pixels(stack: Stack) -> None:
+    def images(result: str) -> float:
+        return metric(stack.encoding, "pd_encoded_images_total", result=result)
+
+    one, other = shown((448, 336), seed=21), shown((300, 200), seed=22)
+    chats = [(chat(*one), 1), (chat(*other, *one, *other), 2), (chat(*shown((50, 90), seed=23)), 1)]
+    for body, different in chats:
+        encoded, before = images("encoded"), pulled(stack)
+        answer = said(stack.encoding, body)
+        assert images("encoded") - encoded == different
+        assert pulled(stack) - before >= len(answer[0]) - 1, "the decode engine got the KV"
+        assert answer == said(stack.decode, body)
+    assert metric(stack.encoding, "pd_encoded_images_total") == images("encoded")
+    becomes_free((stack.encoding, IDLE), (stack.prefill, FREE), (stack.decode, FREE), (stack.encoder, FREE))
+    # Without the encoder the prefill engine computes the image.
+    stack.encoder.kill()
+    left = chat(*shown((60, 80), seed=24))
+    assert said(stack.encoding, left) == said(stack.decode, left)
+    assert images("unreachable") + images("no_member") == 1
+    assert stranded(stack.encoding) == {}

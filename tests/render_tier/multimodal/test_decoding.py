@@ -75,6 +75,32 @@ def test_bomb_is_refused_by_its_header() -> None:
         opened(png_of(50_000, 50_000))
 
 
+def test_frame_larger_than_its_canvas() -> None:
+    """A GIF is as large as its first frame, whatever its head says."""
+    head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\x00\x00\x00\xff\xff\xff"
+    for side, message in ((3000, "at most 1048576 are allowed"), (60_000, "more pixels than any may have")):
+        frame = b"," + struct.pack("<HHHHB", 0, 0, side, side, 0) + b"\x02\x02\x44\x01\x00;"
+        with pytest.raises(ImageTooLarge, match=message):
+            opened(head + frame)
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+@pytest.mark.parametrize("place", [33, -12], ids=["before", "after"])
+def test_texts_that_unfold_in_a_file_are_bounded(kind: bytes, place: int) -> None:
+    data = images.file(images.picture(8, 8))
+    head = {b"zTXt": b"k\x00\x00", b"iTXt": b"k\x00\x01\x00\x00\x00", b"iCCP": b"k\x00\x00"}[kind]
+    bomb = chunk(kind, head + zlib.compress(bytes(20_000_000)))
+    with pytest.raises(UnreadableImage, match="Decompressed data too large"):
+        opened(data[:place] + bomb + data[place:]).pixels()
+
+
+def test_exif_that_is_none_leaves_an_image_upright() -> None:
+    data = images.file(images.picture(40, 20), "JPEG", exif=b"Exif\x00\x00" + b"garbage" * 10)
+    image = opened(data)
+    assert image.size == (40, 20)
+    assert image.pixels()[0].shape == (20, 40, 3)
+
+
 def test_pixels_are_bounded() -> None:
     data = images.file(images.picture(64, 48))
     assert opened(data, 64 * 48).size == (64, 48)
@@ -90,10 +116,11 @@ def test_rows_that_a_complete_file_lacks_are_black() -> None:
 
 def png_of(width: int, height: int) -> bytes:
     """A header for so many pixels, and data for one row of them."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     rows = zlib.compress(b"\x00" * (1 + 3 * width))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """Of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -113,26 +113,26 @@ def read_encoding(image: Image, params: Mapping[str, Any] | None) -> Mapping[str
 
 
 def with_encodings(
-    prompt: RenderedPrompt, encodings: Mapping[str, Mapping[str, Any]], given: Given
+    prompt: RenderedPrompt,
+    images: Sequence[Image],
+    encodings: Mapping[str, Mapping[str, Any]],
+    given: Given,
 ) -> RenderedPrompt:
-    """``prompt`` for the engine that computes it: it is told where the images are that ``encodings`` has by
-    hash, and gets no data of those, unless ``given`` is "whole"."""
+    """``prompt`` for the engine that computes it: it is told where those of its ``images`` are that
+    ``encodings`` has by hash, and gets no data of those, unless ``given`` is "whole"."""
     if not encodings:
         return prompt
-    fields = prompt.fields
-    if given == "metadata":
-        features = _features_decoder.decode(fields["features"])
-        raw = _raw_decoder.decode(fields["features"])
-        data = {
-            modality: [
-                # Without metadata the placeholders of an image cannot be understood.
-                _NULL if name in encodings and features.metadata(modality, index) != _NULL else whole
-                for index, (name, whole) in enumerate(zip(names, features.kwargs_data[modality], strict=True))
-            ]
-            for modality, names in features.mm_hashes.items()
-        }
-        fields = {**fields, "features": msgspec.Raw(msgspec.json.encode({**raw, "kwargs_data": data}))}
-    return replace(prompt, fields=fields, encodings=encodings, lacks_data=given == "metadata")
+    if given == "whole":
+        return replace(prompt, encodings=encodings)
+    # Without metadata the placeholders of an image cannot be understood.
+    named = {image.hash for image in images if image.hash in encodings and image.metadata != _NULL}
+    data = {image.hash: _NULL if image.hash in named else image.data for image in images}
+    features = _raw_decoder.decode(prompt.fields["features"])
+    hashes = _hashes_decoder.decode(features["mm_hashes"])
+    left = {modality: [data[name] for name in names] for modality, names in hashes.items()}
+    features["kwargs_data"] = msgspec.Raw(msgspec.json.encode(left))
+    fields = {**prompt.fields, "features": msgspec.Raw(msgspec.json.encode(features))}
+    return replace(prompt, fields=fields, encodings=encodings, lacks_data=bool(named))
 
 
 @dataclass
@@ -183,6 +183,7 @@ _NULL: Final = msgspec.Raw(b"null")
 _PLAIN: Final = re.compile(r"[0-9A-Za-z_-]{1,128}")
 _features_decoder = msgspec.json.Decoder(_Features)
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_hashes_decoder = msgspec.json.Decoder(dict[str, list[str]])
 
 
 def _plain(name: str) -> str:

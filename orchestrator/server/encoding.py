@@ -92,7 +92,8 @@ class Encoding:
         if self._fan_out.over:
             self._exchange.timing.mark("encoded", perf_counter())
             given = self._services.settings.policy.encoded_images
-            self._result = with_encodings(self._prompt, self._fan_out.encodings, given)
+            done = self._fan_out
+            self._result = with_encodings(self._prompt, done.images, done.encodings, given)
             runs, self._runs = self._runs, []
             for run in runs:
                 run.encoded(self._result)

@@ -78,16 +78,16 @@ def test_without_metadata_an_encoder_is_sent_none() -> None:
 
 def test_the_engine_gets_what_is_left_to_it() -> None:
     told = {"a": {"where": "x"}, "b": {"where": "y"}}
-    known = with_encodings(prompt(), told, "metadata")
+    known = with_encodings(prompt(), images_of(prompt()), told, "metadata")
     leg = sent(prefill_leg(known, "id", "top"))
     assert leg["ec_transfer_params"] == told
     # There is no metadata of b, and no encoding of v.
     assert leg["features"] == FEATURES | {"kwargs_data": {"image": [None, "Qg==", None], "video": ["Vg=="]}}
-    whole = sent(prefill_leg(with_encodings(prompt(), told, "whole"), "id", "both"))
+    whole = sent(prefill_leg(with_encodings(prompt(), images_of(prompt()), told, "whole"), "id", "both"))
     assert whole["features"] == FEATURES
     assert whole["sampling_params"]["extra_args"]["ec_transfer_params"] == told
     assert whole["ec_transfer_params"] == told
-    assert with_encodings(prompt(), {}, "metadata") == prompt()
+    assert with_encodings(prompt(), images_of(prompt()), {}, "metadata") == prompt()
 
 
 def test_other_legs_are_told_nothing_of_encoders() -> None:

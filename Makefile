@@ -100,7 +100,9 @@ manifests: models ## deploy/kubernetes anew, as the chart renders it, and the ch
 
 docs: check-python ## docs as a site, in build/docs (fetches mkdocs-material)
 	@$(PYTHON) -m venv .cache/docs && .cache/docs/bin/pip install -q mkdocs-material==9.8.2
+	@$(PYTHON) scripts/fetch_tools.py mermaid >/dev/null
 	NO_MKDOCS_2_WARNING=1 .cache/docs/bin/mkdocs build --quiet --strict
+	cp .cache/tools/mermaid/mermaid.min.js build/docs/assets/
 
 sbom: check-python ## a bill of materials of each image's Python packages (CycloneDX), in build/sbom
 	@$(PYTHON) -m venv .cache/sbom && .cache/sbom/bin/pip install -q cyclonedx-bom==7.5.0 && mkdir -p build/sbom

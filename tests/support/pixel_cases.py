@@ -90,6 +90,20 @@ MODELS = {
             **STEPS,
         },
     ),
+    "llava_in_square": Model(
+        {"model_type": "llava"},
+        {
+            "image_processor_type": "LlavaImageProcessor",
+            "crop_size": {"height": 336, "width": 336},
+            "do_center_crop": True,
+            "do_convert_rgb": True,
+            "do_pad": True,
+            "resample": 3,
+            "size": {"shortest_edge": 336},
+            **CLIP,
+            **STEPS,
+        },
+    ),
     "siglip": Model(
         {"model_type": "llava"},
         {
@@ -158,10 +172,26 @@ OVERRIDES: dict[str, list[dict[str, Any]]] = {
         {"size": {"shortest_edge": 784, "longest_edge": 100352}},
     ],
     "qwen3_vl": [{"size": {"shortest_edge": 1024, "longest_edge": 262144}}, {"resample": 2}],
-    "gemma3": [{"size": {"height": 224, "width": 448}}, {"do_rescale": False}],
+    "gemma3": [
+        {"size": {"height": 224, "width": 448}},
+        {"do_rescale": False},
+        {"do_pan_and_scan": True},
+        {
+            "do_pan_and_scan": True,
+            "pan_and_scan_min_crop_size": 50,
+            "pan_and_scan_max_num_crops": 3,
+            "pan_and_scan_min_ratio_to_activate": 1.4,
+        },
+        {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 1, "pan_and_scan_min_crop_size": 90},
+    ],
     "llava": [
         {"size": {"shortest_edge": 224}, "crop_size": {"height": 300, "width": 200}},
         {"do_center_crop": False, "size": {"shortest_edge": 64}},
+    ],
+    "llava_in_square": [
+        {"size": {"shortest_edge": 224}, "crop_size": {"height": 300, "width": 200}},
+        {"image_mean": [0.5, 0.25, 1.0]},
+        {"do_center_crop": False, "size": {"height": 100, "width": 150}},
     ],
     "siglip": [{"resample": 2, "size": {"height": 96, "width": 512}}],
     "mistral3": [{"size": {"longest_edge": 280}}],
@@ -187,6 +217,7 @@ EXTREME_SIZES = {
     "qwen3_vl": [(201, 1)],
     "gemma3": [(1, 3000), (8100, 3)],
     "llava": [(1, 300), (150, 1), (2800, 2750)],
+    "llava_in_square": [(1, 300), (3000, 1), (700, 4000)],
     "siglip": [(3000, 1)],
     "mistral3": [(1, 1540), (2000, 1)],
     "pixtral": [(1024, 1), (1, 2000)],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ SPECIAL = (
     *("<bos>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>"),
     *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
     *("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
-    *("<image>", "<img>", "</img>", "<video>", "<IMG_CONTEXT>"),
+    *("<image>", "<img>", "</img>", "<video>", "<IMG_CONTEXT>", *tiled_models.LINE_TOKENS),
 )
 LINES = ("\n", "\n\n", "\n\n\n", "\n\n\n\n")
 """Tokens of Gemma 3's, which an image's line breaks make one of with those around it."""
@@ -67,6 +67,8 @@ class SeeingModel:
     processor: Json = field(default_factory=dict)
     named_tokens: Json = field(default_factory=dict)
     """In tokenizer_config.json."""
+    overrides: Json = field(default_factory=dict)
+    """The operator's `mm_processor_kwargs`."""
 
 
 def _qwen2_5_vl() -> SeeingModel:
@@ -165,6 +167,7 @@ def _template(token: str) -> str:
     return tiled_models.TEMPLATE.replace("IMAGE_TOKEN", token)
 
 
+CROPS = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 100}
 MODELS: Mapping[str, SeeingModel] = {
     "qwen2_5_vl": _qwen2_5_vl(),
     "qwen3_vl": _qwen3_vl(),
@@ -172,6 +175,9 @@ MODELS: Mapping[str, SeeingModel] = {
     "llava": _llava(),
     "llava_next": _tiled("llava_next"),
     "internvl": _tiled("internvl_small"),
+    "mistral3": _tiled("mistral3"),
+    "pixtral": _tiled("pixtral"),
+    "gemma3_crops": replace(_gemma3(), overrides=CROPS),
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import vision_models
 from tests.support.pixel_cases import CLIP, HALF, IMAGENET, PINPOINTS, STEPS
 
 RECORDED = Path(__file__).resolve().parents[1] / "conformance" / "data" / "image_prompts.json"
@@ -44,10 +45,15 @@ class TiledModel:
     """Added to the tokenizer; the last one is the image's."""
     named_tokens: Json = field(default_factory=dict)
     """Of those, in tokenizer_config.json."""
+    tokenizer: str = "qwen3"
+    overrides: Json = field(default_factory=dict)
+    """The operator's `mm_processor_kwargs`."""
 
     @property
     def image_token(self) -> int:
-        return FIRST_ADDED + len(self.tokens) - 1
+        """Which a template writes."""
+        begins: int = self.config.get("boi_token_index", FIRST_ADDED + len(self.tokens) - 1)
+        return begins
 
 
 def _llava_next(vision: Json, strategy: str, pinpoints: list[list[int]], preprocessor: Json) -> TiledModel:
@@ -138,7 +144,6 @@ def _lines(kind: str, architecture: str, side: int, patch: int, merge: int) -> T
                 "model_type": "pixtral",
                 "image_size": side,
                 "patch_size": patch,
-                "head_dim": 16,
             },
             **merging,
         },
@@ -192,6 +197,14 @@ MODELS = {
     ),
     "internvl": _internvl(448, [448, 448], [14, 14], 12),
     "internvl_small": _internvl(224, 224, 14, 6),
+    "gemma3_crops": TiledModel(
+        vision_models.GEMMA3,
+        vision_models.GEMMA3_PREPROCESSOR,
+        {"processor_class": "Gemma3Processor", "image_seq_length": 256},
+        (),
+        tokenizer="gemma3",
+        overrides={"do_pan_and_scan": True},
+    ),
     "mistral3": _lines("mistral3", "Mistral3ForConditionalGeneration", 1540, 14, 2),
     "pixtral": _lines("llava", "LlavaForConditionalGeneration", 1024, 16, 1),
 }
@@ -231,12 +244,14 @@ def digest(ids: list[int]) -> list[Any]:
     return [len(ids), hashlib.sha256(json.dumps(ids).encode()).hexdigest()]
 
 
-def lay_out(name: str, tokenizer: Path, target: Path) -> Path:
-    """Write the model's directory; ``tokenizer`` is that of Qwen3's."""
+def lay_out(name: str, tokenizers: Path, target: Path) -> Path:
+    """Write the model's directory; those of ``tokenizers`` have Qwen3's and Gemma 3's."""
     model = MODELS[name]
+    if not model.tokens:
+        return vision_models.lay_out(model.tokenizer, tokenizers, target)
     target.mkdir(parents=True)
-    content = json.loads((tokenizer / "tokenizer.json").read_text())
-    settings = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    content = json.loads((tokenizers / model.tokenizer / "tokenizer.json").read_text())
+    settings = json.loads((tokenizers / model.tokenizer / "tokenizer_config.json").read_text())
     for number, token in enumerate(model.tokens, FIRST_ADDED):
         added = {
             "content": token,

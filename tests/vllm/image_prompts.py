@@ -20,7 +20,7 @@ from PIL import Image
 import vllm
 from tests.support.image_corpus import read_item
 from tests.support.pixel_cases import image
-from tests.support.tiled_models import PROMPTS, prompt, sizes
+from tests.support.tiled_models import MODELS, PROMPTS, prompt, sizes
 from vllm.config import ModelConfig
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -29,7 +29,9 @@ from vllm.multimodal.processing.inputs import ProcessorInputs
 
 
 def of_model(name: str, directory: str) -> dict[str, Any]:
-    processor = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=directory, enforce_eager=True))
+    overrides = dict(MODELS[name].overrides)
+    config = ModelConfig(model=directory, enforce_eager=True, mm_processor_kwargs=overrides)
+    processor = MULTIMODAL_REGISTRY.create_processor(config)
     return {
         "counts": [count(name, processor.info, *size) for size in sizes()],
         "prompts": [of_prompt(name, processor, each) for each in PROMPTS],
@@ -37,14 +39,15 @@ def of_model(name: str, directory: str) -> dict[str, Any]:
 
 
 def count(name: str, info: Any, width: int, height: int) -> int:
-    more = (
-        {"processor": info.get_hf_processor(), "mm_kwargs": MADE_BY_PROCESSOR} if "internvl" in name else {}
-    )
+    more = {}
+    if name in ASKED:
+        more = {"processor": info.get_hf_processor(), "mm_kwargs": ASKED[name]}
     return int(info.get_num_image_tokens(image_width=width, image_height=height, **more))
 
 
-MADE_BY_PROCESSOR = {"crop_to_patches": True}
+TILES = {"crop_to_patches": True}
 """What InternVL's processor asks its image processor for."""
+ASKED: dict[str, dict[str, Any]] = {"internvl": TILES, "internvl_small": TILES, "gemma3_crops": {}}
 
 
 def of_prompt(name: str, processor: Any, given: tuple[tuple[int, int], ...]) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
 def image_prompts(scratch: Path) -> dict[str, Any]:
     directories = {
-        name: str(tiled_models.lay_out(name, MODELS / "qwen3", scratch / name))
-        for name in tiled_models.MODELS
+        name: str(tiled_models.lay_out(name, MODELS, scratch / name)) for name in tiled_models.MODELS
     }
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
     done = subprocess.run(

@@ -1,11 +1,12 @@
 """Run by vLLM's Python, with torchvision beside it: what engines say to chats with images, given the files
 themselves, and given what was rendered elsewhere.
 
-Reads `{MODEL: {"directory": PATH, "chats": {CHAT: {"messages": ..., "rendered": GENERATE REQUEST}}}}`; each
-model is one engine in this process, one after the other. Writes by model `chats`: of each what the engine
-says to the messages (`whole`, by vLLM's own renderer) and to the request (`rendered`), and whether it is the
-same images that it is given in both cases, in their hashes, places of embeddings and tensors (`fed`). And
-`relayed`: what it says to what vLLM's own render would send of the first chat, or the error of which it ends.
+Reads `{MODEL: {"directory": PATH, "overrides": MM_PROCESSOR_KWARGS, "chats": CHATS}}` with CHATS
+`{CHAT: {"messages": ..., "rendered": GENERATE REQUEST}}`; each model is one engine in this process, one after
+the other. Writes by model `chats`: of each what the engine says to the messages (`whole`, by vLLM's own
+renderer) and to the request (`rendered`), and whether it is the same images that it is given in both cases,
+in their hashes, places of embeddings and tensors (`fed`). And `relayed`: what it says to what vLLM's own
+render would send of the first chat, or the error of which it ends.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from vllm.sampling_params import SamplingParams
 
 
 class Engine:
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, overrides: dict[str, Any]) -> None:
         self._llm = LLM(
             directory,
+            mm_processor_kwargs=overrides,
             load_format="drawn",
             dtype="float32",
             max_model_len=8192,
@@ -59,8 +61,9 @@ class Engine:
         (output,) = self._llm.chat(messages, sampling.clone(), use_tqdm=False)
         return self._said(output)
 
-    def rendered(self, request: GenerateRequest) -> Any:
-        self._engine.add_request("rendered", as_the_endpoint_does(request), request.sampling_params.clone())
+    def rendered(self, request: GenerateRequest, masks: Masks | None = None) -> Any:
+        given = as_the_endpoint_does(request, masks or {})
+        self._engine.add_request("rendered", given, request.sampling_params.clone())
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if output.finished:
@@ -78,7 +81,21 @@ class Engine:
         return [output.prompt_token_ids, list(choice.token_ids), logprobs]
 
 
-def as_the_endpoint_does(request: GenerateRequest) -> EngineInput:
+Masks = dict[str, list[list[bool] | None]]
+"""By modality, `is_embed` of each item."""
+
+
+def masks_of(request: dict[str, Any]) -> Masks:
+    """Which vLLM 0.32 leaves unread."""
+    features = request["features"] or {"mm_placeholders": {}}
+    return {
+        modality: [where.get("is_embed") for where in places]
+        for modality, places in features["mm_placeholders"].items()
+    }
+
+
+def as_the_endpoint_does(request: GenerateRequest, masks: Masks) -> EngineInput:
+    """With ``masks``, as one that reads them does."""
     features = request.features
     if features is None:
         return tokens_input(request.token_ids)
@@ -87,7 +104,10 @@ def as_the_endpoint_does(request: GenerateRequest) -> EngineInput:
         mm_kwargs=MultiModalKwargsItems(mm_kwargs_from_features(features)),
         mm_hashes=features.mm_hashes,
         mm_placeholders={
-            modality: [PlaceholderRange(offset=where.offset, length=where.length) for where in places]
+            modality: [
+                PlaceholderRange(where.offset, where.length, None if mask is None else torch.tensor(mask))
+                for where, mask in zip(places, masks.get(modality, [None] * len(places)), strict=True)
+            ]
             for modality, places in features.mm_placeholders.items()
         },
     )
@@ -105,12 +125,12 @@ def same(ours: list[MultiModalFeatureSpec], theirs: list[MultiModalFeatureSpec])
     )
 
 
-def of_model(directory: str, chats: dict[str, Any]) -> dict[str, Any]:
-    engine, answers = Engine(directory), {}
+def of_model(directory: str, overrides: dict[str, Any], chats: dict[str, Any]) -> dict[str, Any]:
+    engine, answers = Engine(directory, overrides), {}
     relayed = None
     for name, chat in chats.items():
         request = GenerateRequest.model_validate(chat["rendered"])
-        rendered, ours = engine.rendered(request), engine.images
+        rendered, ours = engine.rendered(request, masks_of(chat["rendered"])), engine.images
         whole = engine.whole(chat["messages"], request.sampling_params)
         answers[name] = {"rendered": rendered, "whole": whole, "fed": same(ours, engine.images)}
         if relayed is None:

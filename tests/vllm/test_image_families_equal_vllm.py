@@ -23,9 +23,15 @@ from tests.support.images import file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
-MORE_PLACES = {"gemma3": "256 multimodal tokens to 260", "internvl": "448 multimodal tokens to 450"}
-"""Families whose images have markers around them that vLLM's render counts among the places of embeddings,
-and what an engine says to that."""
+MORE_PLACES = {
+    "gemma3": "256 multimodal tokens to 260",
+    "gemma3_crops": "768 multimodal tokens to",
+    "internvl": "448 multimodal tokens to 450",
+    "mistral3": "192 multimodal tokens to 204",
+    "pixtral": "588 multimodal tokens to 609",
+}
+"""Families whose images have tokens around or among them that vLLM's render counts among the places of
+embeddings, and what an engine says to that."""
 ONE, OTHER = (part(file(picture(448, 336, seed=seed))) for seed in (0, 7))
 CONVERSATION = [
     {"role": "user", "content": [ONE, text("What is it?")]},
@@ -48,9 +54,15 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-async def rendered(directory: Path) -> dict[str, Any]:
+async def rendered(directory: Path, overrides: seeing_families.Json) -> dict[str, Any]:
     """The generate requests of the chats."""
-    settings = settings_for(directory, served_model_name=("eye",), dtype="float32")
+    settings = settings_for(
+        directory,
+        served_model_name=("eye",),
+        dtype="float32",
+        mm_placeholder_masks=True,
+        mm_processor_kwargs=dict(overrides),
+    )
     app, client = await app_client(settings, load_service(settings))
     options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "logprobs": True, "top_logprobs": 3}
     try:
@@ -67,11 +79,11 @@ async def rendered(directory: Path) -> dict[str, Any]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     scratch = tmp_path_factory.mktemp("families")
     given = {}
-    for name in seeing_families.MODELS:
+    for name, model in seeing_families.MODELS.items():
         directory = seeing_families.lay_out(name, scratch / name)
-        requests = asyncio.run(rendered(directory))
+        requests = asyncio.run(rendered(directory, model.overrides))
         chats = {chat: {"messages": CHATS[chat], "rendered": request} for chat, request in requests.items()}
-        given[name] = {"directory": str(directory), "chats": chats}
+        given[name] = {"directory": str(directory), "overrides": model.overrides, "chats": chats}
     path = [str(Path(__file__).parent / "torchvision_path"), torchvision_path(), str(ROOT)]
     with (scratch / "engines.log").open("w") as log:
         done = subprocess.run(

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
+from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
 from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
 from render_tier.multimodal.processors.standard import (
     CLIP_DEFAULTS,
-    GEMMA3_DEFAULTS,
     SIGLIP_DEFAULTS,
     StandardProcessor,
 )
@@ -66,12 +66,6 @@ def image_processor(
             f"images of models of type {model_type!r} cannot be processed with {declared!r}"
         )
     return _LOADERS[name](config, given, overrides or {}, whole)
-
-
-def _gemma3(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:
-    # Gemma3Processor asks for no pan and scan, whatever the file has; only a call's arguments do.
-    plain = {key: value for key, value in given.items() if key != "do_pan_and_scan"}
-    return StandardProcessor.load("Gemma3ImageProcessor", GEMMA3_DEFAULTS, plain, overrides, square=True)
 
 
 def _pixtral(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:
@@ -130,7 +124,7 @@ _LOADERS: dict[str, Callable[[Json, Json, Json, Json], ImageProcessor]] = {
     "SiglipImageProcessor": lambda config, given, overrides, whole: StandardProcessor.load(
         "SiglipImageProcessor", SIGLIP_DEFAULTS, given, overrides
     ),
-    "Gemma3ImageProcessor": _gemma3,
+    "Gemma3ImageProcessor": lambda config, given, overrides, whole: Gemma3Processor.load(given, overrides),
     "PixtralImageProcessor": _pixtral,
     "GotOcr2ImageProcessor": _got_ocr2,
     "LlavaNextImageProcessor": _llava_next,

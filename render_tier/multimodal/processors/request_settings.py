@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from render_tier.multimodal.item import ImageProcessor
+from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
@@ -16,6 +17,11 @@ from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
 Kind = Literal["count", "flag", "size"]
 
 _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
+    Gemma3Processor: {
+        "do_pan_and_scan": "flag",
+        "pan_and_scan_min_crop_size": "count",
+        "pan_and_scan_max_num_crops": "count",
+    },
     Qwen2VLProcessor: {"min_pixels": "count", "max_pixels": "count", "size": "size"},
     GotOcr2Processor: {"crop_to_patches": "flag", "min_patches": "count", "max_patches": "count"},
     PixtralProcessor: {"size": "size"},

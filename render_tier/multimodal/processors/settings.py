@@ -19,6 +19,8 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 Pixels = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
+Color = tuple[int, int, int]
+
 BILINEAR, BICUBIC = 2, 3
 """Pillow's numbers of the filters, which `resample` holds."""
 
@@ -41,7 +43,7 @@ class Settings:
     def __init__(self, family: str, defaults: Mapping[str, Any], *given: Mapping[str, Any]) -> None:
         """`defaults`, then each of `given`; a null there leaves what was before it."""
         self.family = family
-        self._values = dict(defaults)
+        self._values = {"rescale_factor": 1 / 255, **defaults}
         for mapping in given:
             self._values.update({key: value for key, value in mapping.items() if value is not None})
 
@@ -69,6 +71,12 @@ class Settings:
 
     def optional_count(self, key: str) -> int | None:
         return None if self._values.get(key) is None else self.count(key)
+
+    def number(self, key: str) -> float:
+        value = self._values.get(key)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            raise self.wrong(key)
+        return float(value)
 
     def size(self, key: str, *, square: bool) -> Size:
         """`square`: whether a lone number is a square's side; else it is the shortest edge."""
@@ -100,6 +108,14 @@ class Settings:
             raise self.wrong("resample")
         return _FILTERS[value]
 
+    def mean_color(self) -> Color:
+        """`image_mean` as a pixel."""
+        self._channels("image_mean")
+        red, green, blue = (int(value * 255) for value in self._values["image_mean"])
+        if not 0 <= min(red, green, blue) <= max(red, green, blue) <= 255:
+            raise self.wrong("image_mean")
+        return red, green, blue
+
     def finish(self) -> Finish:
         return Finish(self._normalization())
 
@@ -109,10 +125,7 @@ class Settings:
         if not self.flag("do_normalize") and not self.flag("do_rescale"):
             return None
         self.require("do_normalize", True)
-        factor = self._values.get("rescale_factor", 1 / 255)
-        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not factor > 0:
-            raise self.wrong("rescale_factor")
-        unit = np.float32(1.0 / factor if self.flag("do_rescale") else 1.0)
+        unit = np.float32(1.0 / self.number("rescale_factor") if self.flag("do_rescale") else 1.0)
         return Normalization(self._channels("image_mean") * unit, self._channels("image_std") * unit)
 
     def _channels(self, key: str) -> npt.NDArray[np.float32]:

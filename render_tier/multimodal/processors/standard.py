@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and Gemma 3: one picture of one size, whatever the image's.
+"""CLIP, SigLIP and the pictures of Gemma 3: one picture of one size, whatever the image's.
 
 Source of the format: transformers' CLIPImageProcessor, LlavaImageProcessor, SiglipImageProcessor and
 Gemma3ImageProcessor (without pan and scan).
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from render_tier.multimodal.item import Arrays, ImageLayout, ImageRefused, ProcessedImage
+from render_tier.multimodal.item import ImageLayout, ImageRefused, ProcessedImage
 from render_tier.multimodal.processors.kernel_weights import Filter
 from render_tier.multimodal.processors.resampling import Window, resized_bands
 from render_tier.multimodal.processors.settings import (
@@ -22,6 +22,7 @@ from render_tier.multimodal.processors.settings import (
     CLIP_MEAN,
     CLIP_STD,
     HALF,
+    Color,
     Finish,
     Settings,
     Size,
@@ -46,6 +47,8 @@ SIGLIP_DEFAULTS: dict[str, Any] = {
     "size": {"height": 224, "width": 224},
 }
 GEMMA3_DEFAULTS: dict[str, Any] = {**SIGLIP_DEFAULTS, "resample": BILINEAR}
+MOST_PADDED_PIXELS = 1 << 27
+"""Of the square into which an image is put."""
 MOST_PIXELS_A_SIDE = 1 << 22
 """To which a side may be stretched, before the crop, by a picture a few pixels wide."""
 
@@ -57,8 +60,8 @@ class StandardProcessor:
     size: Size
     crop: tuple[int, int] | None
     """(height, width) of what is kept of the resized image, around its middle."""
-    counts_patches: bool
-    """Whether the result is a list of pictures, of which there is one, and their number."""
+    background: Color | None
+    """Of the square into whose middle an image is put first, where that is done."""
     settings_digest: bytes = field(repr=False)
 
     @classmethod
@@ -68,8 +71,8 @@ class StandardProcessor:
         """`square`: whether a lone number is a square's side (else the shortest edge)."""
         settings = Settings(name, defaults, *given)
         settings.require("do_resize", True)
-        settings.require("do_pad", False)
-        settings.require("do_pan_and_scan", False)
+        if name != "LlavaImageProcessor":
+            settings.require("do_pad", False)
         size = settings.size("size", square=square)
         if size.shortest_edge is None and (size.height is None or size.width is None):
             raise settings.wrong("size")
@@ -82,29 +85,34 @@ class StandardProcessor:
                 raise settings.wrong("crop_size")
             crop = cut.height, cut.width
         kind, finish = settings.filter(), settings.finish()
-        counts = name == "Gemma3ImageProcessor"
+        background = settings.mean_color() if settings.flag("do_pad") else None
         return cls(
             filter=kind,
             finish=finish,
             size=size,
             crop=crop,
-            counts_patches=counts,
+            background=background,
             settings_digest=digest(
                 "standard",
                 filter=kind,
                 finish=finish.summary(),
                 size=[size.height, size.width, size.shortest_edge],
                 crop=crop,
-                counts_patches=counts,
+                background=background,
             ),
         )
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        rows, columns = self.crop or self._resized(width, height)
+        full = self._resized(width, height)
+        rows, columns = self.crop or full
         return ImageLayout(width=columns, height=rows)
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """(height, width) before the crop."""
+        if self.background is not None:
+            width = height = max(width, height)
+            if width * height > MOST_PADDED_PIXELS:
+                raise ImageRefused(f"the square for an image with a side of {width} pixels is too large")
         edge = self.size.shortest_edge
         if edge is None:
             assert self.size.height is not None
@@ -118,6 +126,8 @@ class StandardProcessor:
     def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
         height, width, _ = image.shape
         full = self._resized(width, height)
+        if self.background is not None:
+            image = _in_square(image, self.background)
         rows, columns = self.crop or full
         pixels = np.empty((3, rows, columns), self.finish.dtype)
         top, bottom, above = _middle(full[0], rows)
@@ -130,10 +140,19 @@ class StandardProcessor:
             stop = start + len(band)
             self.finish.write(band, kept[:, start:stop].swapaxes(0, 1))
             start = stop
-        arrays: Arrays = {"pixel_values": pixels}
-        if self.counts_patches:
-            arrays = {"pixel_values": pixels[None], "num_patches": np.array(1, np.int64)}
-        return ProcessedImage(arrays, width, height)
+        return ProcessedImage({"pixel_values": pixels}, width, height)
+
+
+def _in_square(image: npt.NDArray[np.uint8], background: Color) -> npt.NDArray[np.uint8]:
+    height, width, _ = image.shape
+    if height == width:
+        return image
+    side = max(height, width)
+    square = np.empty((side, side, 3), np.uint8)
+    square[:] = background
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = image
+    return square
 
 
 def _middle(length: int, wanted: int) -> tuple[int, int, int]:

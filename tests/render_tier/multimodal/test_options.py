@@ -32,7 +32,7 @@ def options(model: str, processor: Any, reading: Any = None) -> ImageOptions:
         ("qwen2_vl", {"size": {"shortest_edge": 10, "longest_edge": 100}}),
         ("internvl", {"crop_to_patches": False, "min_patches": 2, "max_patches": 2}),
         ("mistral3", {"size": {"longest_edge": 28}}),
-        ("gemma3", {}),
+        ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 3}),
     ],
 )
 def test_known_settings_are_taken_as_they_are(model: str, given: dict[str, Any]) -> None:
@@ -61,7 +61,12 @@ def test_known_settings_are_taken_as_they_are(model: str, given: dict[str, Any])
         ("internvl", {"min_patches": 3, "max_patches": 2}, "min_patches", "more than max_patches"),
         ("internvl", {"size": {"height": 8, "width": 8}}, "size", "not known"),
         ("mistral3", {"longest_edge": 8}, "longest_edge", "size is for this model"),
-        ("gemma3", {"size": {"height": 8, "width": 8}}, "size", "nothing is for this model"),
+        (
+            "gemma3",
+            {"size": {"height": 8, "width": 8}},
+            "size",
+            "pan_and_scan_min_crop_size are for this model",
+        ),
     ],
 )
 def test_processor_settings_refused(model: str, given: dict[str, Any], param: str, reason: str) -> None:

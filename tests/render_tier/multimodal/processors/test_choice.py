@@ -2,7 +2,7 @@
 
 import pytest
 
-from render_tier.multimodal.item import ImageLayout, UnsupportedProcessor
+from render_tier.multimodal.item import ImageLayout, ImageRefused, UnsupportedProcessor
 from render_tier.multimodal.processors import image_processor
 from tests.support.pixel_cases import MODELS, OVERRIDES
 
@@ -45,8 +45,13 @@ def test_settings_that_cannot_be_followed_are_refused(model: str, wrong: dict[st
 @pytest.mark.parametrize(
     ("model", "wrong"),
     [
-        ("gemma3", {"do_pan_and_scan": True}),
+        ("gemma3", {"do_pan_and_scan": "yes"}),
+        ("gemma3", {"pan_and_scan_min_crop_size": 0, "do_pan_and_scan": True}),
+        ("gemma3", {"pan_and_scan_max_num_crops": 1000, "do_pan_and_scan": True}),
+        ("gemma3", {"pan_and_scan_min_ratio_to_activate": "1", "do_pan_and_scan": True}),
         ("llava", {"do_pad": True}),
+        ("siglip", {"do_pad": True}),
+        ("llava_in_square", {"image_mean": [0.5, 0.5, 1.5]}),
         ("llava", {"crop_size": {"shortest_edge": 3}}),
         ("qwen2_vl", {"patch_size": 0}),
         ("qwen2_vl", {"patch_size": True}),
@@ -78,6 +83,31 @@ def test_tiles_that_the_model_does_not_take_are_refused(model: str, of_model: di
     files = MODELS[model]
     with pytest.raises(UnsupportedProcessor, match="the model's"):
         image_processor({**files.config, **of_model}, files.preprocessor, {}, files.processor)
+
+
+@pytest.mark.parametrize("name", ["mistral3", "pixtral"])
+def test_images_larger_than_the_model_takes_are_refused(name: str) -> None:
+    files = MODELS[name]
+    vision = {**files.config["vision_config"], "image_size": 512}
+    with pytest.raises(UnsupportedProcessor, match="image_size=512"):
+        image_processor({**files.config, "vision_config": vision}, files.preprocessor, {}, files.processor)
+
+
+def test_crops_that_would_be_empty_are_refused() -> None:
+    files = MODELS["gemma3"]
+    crops = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 1, "pan_and_scan_max_num_crops": 9}
+    processor = image_processor(files.config, files.preprocessor, crops, files.processor)
+    assert processor.layout(9, 1).tiles == 10
+    with pytest.raises(ImageRefused, match="10x1"):
+        processor.layout(10, 1)
+
+
+def test_a_square_that_would_be_too_large_is_refused() -> None:
+    files = MODELS["llava_in_square"]
+    processor = image_processor(files.config, files.preprocessor, {}, files.processor)
+    assert processor.layout(11_000, 2) == ImageLayout(width=336, height=336)
+    with pytest.raises(ImageRefused, match="square"):
+        processor.layout(12_000, 2)
 
 
 def test_settings_may_be_in_the_file_of_all_processors() -> None:

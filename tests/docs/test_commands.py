@@ -131,6 +131,13 @@ def builds_a_target_that_exists(command: Command, _: Path) -> None:
     assert re.search(rf"^FROM \S+ AS {words[words.index('--target') + 1]}$", file, re.M)
 
 
+def composes_files_that_exist(command: Command, _: Path) -> None:
+    words = command.words
+    files = [words[at + 1] for at, word in enumerate(words) if word == "-f"]
+    assert files
+    assert all((ROOT / file).is_file() for file in files), files
+
+
 def is_rendered_by_helm(command: Command, tmp_path: Path) -> None:
     (tmp_path / "my-values.yaml").write_text("model: {name: Qwen/Qwen3-8B}\n")
     words = [str(tmp_path / word) if word.endswith(".yaml") else word for word in command.words[2:]]
@@ -190,11 +197,21 @@ KINDS = (
     Kind("pip install", names_extras_that_exist, "downloads; scripts/bootstrap.py does the same"),
     Kind("docker build", builds_a_target_that_exists, "needs a container runtime and downloads"),
     Kind("docker buildx build", elsewhere, "the same; an option of BuildKit's"),
+    Kind("docker compose", composes_files_that_exist, "needs a container runtime and downloads"),
     Kind("helm install", is_rendered_by_helm, "needs a cluster; rendered by a real Helm"),
     Kind("systemctl reload", can_be_reloaded, "needs an installed unit"),
     Kind("vllm", is_parsed_by_vllm, "needs GPUs; parsed by vLLM in tests/vllm/test_engines_doc.py"),
 )
-ALL = commands(*PAGES)
+IN_HEADS = re.compile(r"^#.*?((?:make [a-z-]+ && )?docker compose .+?)(?:,|$)", re.M)
+HEADS = [
+    command
+    for path in sorted((ROOT / "deploy").glob("compose*.yaml"))
+    for code in IN_HEADS.findall(path.read_text(encoding="utf-8"))
+    for command in shell(code, path, 1)
+]
+"""Of compose files, which docs/deploy.md sends its readers to."""
+
+ALL = [*commands(*PAGES), *HEADS]
 
 
 def kind_of(command: Command) -> Kind:
@@ -210,7 +227,7 @@ def check(command: Command, tmp_path: Path) -> None:
     kind_of(command).check(command, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", dict.fromkeys(one.page for one in ALL), ids=lambda page: page.name)
 def test_commands(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     for command in ALL:
         if command.page == page:

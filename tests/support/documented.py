@@ -103,9 +103,13 @@ def shell(code: str, page: Path, first_line: int) -> Iterator[Command]:
     assert not pending, f"{page.name}:{began}: an open quote"
 
 
+def prose(page: Path) -> str:
+    """The page without its blocks, line by line as it stands."""
+    return _FENCE.sub(lambda match: "\n" * match[0].count("\n"), page.read_text(encoding="utf-8"))
+
+
 def _of_text(page: Path) -> Iterator[Command]:
-    text = page.read_text(encoding="utf-8")
-    text = _FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    text = prose(page)
     for match in re.finditer(r"`([^`]+)`", text):
         try:
             words = shlex.split(match[1])

@@ -95,7 +95,8 @@ class Settings(BaseModel):
     """Longest state of a stream that a client may send."""
 
     limit_mm_per_prompt: dict[str, int] = {}
-    """Most images of a prompt, as {"image": 8} (JSON); 999 when not given. 0 serves the model without."""
+    """Most images and videos of a prompt, as {"image": 8, "video": 1} (JSON); 999 when not given. 0 serves
+    the model without."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
     trust_request_mm_kwargs: bool = False
@@ -133,6 +134,18 @@ class Settings(BaseModel):
     """Clients' names (`uuid`) of images that are known per process."""
     image_workers: int = Field(default=1, ge=1)
     """Threads per process that decode and process images."""
+    max_video_bytes: int = Field(default=64 * MIB, ge=1024)
+    """Largest file of a video, or list of its frames."""
+    max_video_pixels: int = Field(default=256 * MIB, ge=1)
+    """Most pixels of all frames that are taken of a video; one frame has as many as an image at most."""
+    video_fetch_seconds: float = Field(default=30.0, gt=0)
+    """How long fetching a video may take."""
+    video_decoder_seconds: float = Field(default=10.0, gt=0)
+    """How long a video's file may be waited for that is read by a process of its own, which is then ended."""
+    video_decoder_memory_bytes: int = Field(default=4096 * MIB, ge=512 * MIB)
+    """Address space of such a process."""
+    video_workers: int = Field(default=1, ge=1)
+    """Threads per process that decode and process videos."""
 
     host: str = "0.0.0.0"
     """Address to listen on."""

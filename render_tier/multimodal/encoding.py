@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pybase64 import b64encode
 
-from render_tier.multimodal.families import Family, Field
+from render_tier.multimodal.families import Family, Field, VideoForm
 
 FloatType = Literal["bfloat16", "float16", "float32"]
 RAW_TENSOR = 3
@@ -37,7 +37,9 @@ class EncodedItem:
         return len(self.kwargs) + len(self.metadata or b"")
 
 
-def encode_item(arrays: Mapping[str, npt.NDArray[Any]], family: Family, float_type: FloatType) -> EncodedItem:
+def encode_item(
+    arrays: Mapping[str, npt.NDArray[Any]], family: Family | VideoForm, float_type: FloatType
+) -> EncodedItem:
     """Raises KeyError for an item that lacks a field of its family."""
     fields = {}
     for name, field in family.fields.items():

@@ -1,4 +1,5 @@
-"""The `features` of a GenerateRequest: what the prompt's images are, where they stand, and their pixels."""
+"""The `features` of a GenerateRequest: what the prompt's images and videos are, where they stand, and their
+pixels."""
 
 from __future__ import annotations
 
@@ -9,31 +10,35 @@ from typing import Any, Literal
 import msgspec
 
 from render_tier.multimodal.placeholders import Range
-from render_tier.multimodal.prepared import PreparedImage
+from render_tier.multimodal.prepared import Modality, NamedItem
 
 Payload = Literal["tensors", "none"]
-MODALITY = "image"
 
 
 class InconsistentFeatures(ValueError):
-    """Images, ranges and prompt do not belong together: a fault of this program, found before an engine
+    """Items, ranges and prompt do not belong together: a fault of this program, found before an engine
     does."""
 
 
 @dataclass(frozen=True)
 class Features:
-    hashes: Sequence[str]
-    ranges: Sequence[Range]
-    kwargs: Sequence[bytes] | None
-    """Of each image, in base64; None for the payload "none"."""
-    metadata: Sequence[bytes | None] | None
-    """As `kwargs`; None where the family has none."""
+    items: dict[Modality, list[tuple[NamedItem, Range]]]
+    """In the order of their places."""
+    payload: Payload
 
     def pieces(self) -> list[bytes]:
         """The JSON object, in pieces: items are large, and are not copied."""
+        kwargs: dict[Modality, Sequence[bytes | None]] = {}
+        metadata: dict[Modality, Sequence[bytes | None]] = {}
+        if self.payload == "tensors":
+            for modality, placed in self.items.items():
+                kwargs[modality] = [item.item.kwargs for item, _ in placed]
+                kept = [item.item.metadata for item, _ in placed]
+                if any(each is not None for each in kept):
+                    metadata[modality] = kept
         return [
             msgspec.json.encode(self._places())[:-1],
-            *(b',"kwargs_data":', *_strings(self.kwargs), b',"mm_metadata":', *_strings(self.metadata), b"}"),
+            *(b',"kwargs_data":', *_strings(kwargs), b',"mm_metadata":', *_strings(metadata), b"}"),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,8 +47,12 @@ class Features:
 
     def _places(self) -> dict[str, Any]:
         return {
-            "mm_hashes": {MODALITY: list(self.hashes)},
-            "mm_placeholders": {MODALITY: [_place(where) for where in self.ranges]},
+            "mm_hashes": {
+                modality: [item.mm_hash for item, _ in placed] for modality, placed in self.items.items()
+            },
+            "mm_placeholders": {
+                modality: [_place(where) for _, where in placed] for modality, placed in self.items.items()
+            },
         }
 
 
@@ -52,43 +61,36 @@ def _place(where: Range) -> dict[str, Any]:
     return place if where.mask is None else {**place, "is_embed": where.mask}
 
 
-def _strings(items: Sequence[bytes | None] | None) -> list[bytes]:
-    if items is None:
+def _strings(items: dict[Modality, Sequence[bytes | None]]) -> list[bytes]:
+    """A JSON object of lists; null for an empty one."""
+    if not items:
         return [b"null"]
-    pieces = [b'{"%b":[' % MODALITY.encode()]
-    for item in items:
-        pieces += [b"null"] if item is None else [b'"', item, b'"']
+    pieces = [b"{"]
+    for modality, strings in items.items():
+        pieces.append(b'"%b":[' % modality.encode())
+        for string in strings:
+            pieces += [b"null"] if string is None else [b'"', string, b'"']
+            pieces.append(b",")
+        pieces[-1] = b"]"
         pieces.append(b",")
-    pieces[-1] = b"]}"
+    pieces[-1] = b"}"
     return pieces
 
 
 def features_of(
-    images: Sequence[PreparedImage],
-    hashes: Sequence[str],
-    ranges: Sequence[Range],
-    *,
-    prompt_length: int,
-    payload: Payload,
+    items: Sequence[NamedItem], ranges: Sequence[Range], *, prompt_length: int, payload: Payload
 ) -> Features:
     """With ``payload`` "none" there are no items. Raises InconsistentFeatures."""
-    _check(images, hashes, ranges, prompt_length)
-    if payload == "none":
-        return Features(hashes, ranges, None, None)
-    metadata = [image.item.metadata for image in images]
-    has_some = any(item is not None for item in metadata)
-    return Features(hashes, ranges, [image.item.kwargs for image in images], metadata if has_some else None)
-
-
-def _check(
-    images: Sequence[PreparedImage], hashes: Sequence[str], ranges: Sequence[Range], prompt_length: int
-) -> None:
-    if not len(images) == len(hashes) == len(ranges):
-        raise InconsistentFeatures(f"{len(images)} images, {len(hashes)} hashes, {len(ranges)} ranges")
+    if len(items) != len(ranges):
+        raise InconsistentFeatures(f"{len(items)} items, {len(ranges)} ranges")
+    placed = sorted(zip(items, ranges, strict=True), key=lambda pair: pair[1].offset)
+    by_modality: dict[Modality, list[tuple[NamedItem, Range]]] = {}
     end = 0
-    for image, where in zip(images, ranges, strict=True):
-        if where.length != image.replacement.count or where.offset < end:
-            raise InconsistentFeatures(f"{where} for an image of {image.replacement.count} tokens")
+    for item, where in placed:
+        if where.length != item.tokens or where.offset < end:
+            raise InconsistentFeatures(f"{where} for an item of {item.tokens} tokens")
         end = where.offset + where.length
+        by_modality.setdefault(item.modality, []).append((item, where))
     if end > prompt_length:
         raise InconsistentFeatures(f"a range ends at {end} in a prompt of {prompt_length} tokens")
+    return Features(by_modality, payload)

@@ -2,17 +2,20 @@
 
 vLLM feeds blake3 with named values. Every name and value has its length in front (8 bytes, little-endian);
 a value has its kind in front of that: 1 a sequence, 2 a mapping (both followed by how many they hold), 3
-anything else. Integers are eight bytes, truth is one. An image is the bytes that the client sent, beside how
+anything else. Numbers are eight bytes, truth is one. An image is the bytes that the client sent, beside how
 they were converted where that was needed to get to RGB.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
-Value = bytes | str | bool | int | Sequence["Value"] | Mapping[str, "Value"]
+Value = bytes | str | bool | int | float | Sequence["Value"] | Mapping[str, "Value"]
 SEQUENCE, MAPPING, LEAF = b"\x01", b"\x02", b"\x03"
 
 
@@ -34,9 +37,36 @@ def name_hash(name: str, *, model: str, factors: Mapping[str, Value]) -> str:
     return _hash(model, _value(name), factors) if factors else name
 
 
-def _hash(model: str, image: Iterable[bytes], factors: Mapping[str, Value]) -> str:
+def video_hash(
+    data: bytes,
+    *,
+    model: str,
+    facts: Mapping[str, Value],
+    frames: npt.NDArray[np.uint8] | None,
+    factors: Mapping[str, Value] | None = None,
+) -> str:
+    """``facts``: of the file and the frames that were taken. ``frames`` (frames, height, width, 3): where
+    they are fewer bytes than the file, which is then not looked at."""
+    if frames is None:
+        shown = (*_framed(b"video"), *_value(data))
+    else:
+        described = {"dtype": frames.dtype.str, "shape": frames.shape, "data": frames.tobytes()}
+        shown = (*_framed(b"video"), LEAF, *_framed(b"ndarray"), *_value(described))
+    pair = (SEQUENCE, _length(2), LEAF, *shown, *_value(facts))
+    return _hash(model, pair, factors or {}, kind="video")
+
+
+def group_hash(video: str, number: int) -> str:
+    """Of a part of a video that is an item of its own; no engine makes one like it."""
     hasher = blake3()
-    named = {"image": image, "model_id": _value(model)}
+    for chunk in (*_framed(b"group of frames"), *_value(video), *_value(number)):
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _hash(model: str, item: Iterable[bytes], factors: Mapping[str, Value], kind: str = "image") -> str:
+    hasher = blake3()
+    named = {kind: item, "model_id": _value(model)}
     named.update({name: _value(value) for name, value in factors.items()})
     for name in sorted(named):
         for chunk in (*_framed(name.encode()), *named[name]):
@@ -59,6 +89,9 @@ def _value(value: Value) -> Iterator[bytes]:
     elif isinstance(value, int):
         yield LEAF
         yield from _framed(_length(value))
+    elif isinstance(value, float):
+        yield LEAF
+        yield from _framed(struct.pack("<d", value))
     else:
         yield SEQUENCE + _length(len(value))
         for held in value:

@@ -1,4 +1,5 @@
-"""Where images stand in a prompt's token IDs: each image's one token becomes as many as it has embeddings.
+"""Where images and videos stand in a prompt's token IDs: the token of each becomes as many as it has
+embeddings.
 
 The ranges are those of the tokens that embeddings replace, and nothing around them: an engine that is handed
 a range without a mask takes all of it for embeddings.
@@ -7,6 +8,7 @@ a range without a mask takes all of it for embeddings.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,29 +28,51 @@ class Range:
 
 
 def expand(
-    ids: Sequence[int], family: Family, replacements: Sequence[Replacement]
+    ids: Sequence[int], family: Family, replacements: Sequence[Replacement], video_token: int | None = None
 ) -> tuple[list[int], list[Range]]:
-    """The prompt with its images' tokens, and where those are, in order.
+    """The prompt with the tokens of its images and videos, and where those are: all runs of each of
+    ``replacements``, in order.
 
-    Raises MisplacedImages.
+    Images and videos are each in the order of their own places. ``video_token``: stands for a video. Raises
+    MisplacedImages.
     """
-    places = [position for position, token in enumerate(ids) if token == family.token_id]
-    if len(places) != len(replacements):
-        raise MisplacedImages(
-            f"the prompt has {len(places)} places for images ({family.token}), but {len(replacements)} images"
-        )
+    waiting = _by_place(ids, family.token_id, video_token, replacements)
     expanded: list[int] = []
-    ranges: list[Range] = []
+    ranges: dict[int, list[Range]] = {}
     done = 0
-    for place, replacement in zip(places, replacements, strict=True):
+    for place, token in enumerate(ids):
+        if token not in waiting:
+            continue
+        number = waiting[token].popleft()
+        replacement = replacements[number]
         _append(expanded, ids[done:place], family)
         # The first token may be joined with the last one before it; the embedded ones are never.
-        from_end = len(replacement.ids) - replacement.first
         _append(expanded, replacement.ids, family)
-        ranges.append(Range(len(expanded) - from_end, replacement.count, replacement.mask))
+        start = len(expanded) - len(replacement.ids)
+        ranges[number] = [
+            Range(start + first, replacement.count, replacement.mask)
+            for first in (replacement.first, *replacement.later)
+        ]
         done = place + 1
     _append(expanded, ids[done:], family)
-    return expanded, ranges
+    return expanded, [run for number in range(len(replacements)) for run in ranges[number]]
+
+
+def _by_place(
+    ids: Sequence[int], image_token: int, video_token: int | None, replacements: Sequence[Replacement]
+) -> dict[int, deque[int]]:
+    """By the token that stands for them, the numbers of the replacements. A token of which there are none is
+    no place."""
+    waiting: dict[int, deque[int]] = {}
+    for number, replacement in enumerate(replacements):
+        token = video_token if replacement.of_video else image_token
+        assert token is not None
+        waiting.setdefault(token, deque()).append(number)
+    for token, numbers in waiting.items():
+        places, what = ids.count(token), "images" if token == image_token else "videos"
+        if places != len(numbers):
+            raise MisplacedImages(f"the prompt has {places} places for {what}, but {len(numbers)} {what}")
+    return waiting
 
 
 def _append(expanded: list[int], more: Sequence[int], family: Family) -> None:

@@ -7,13 +7,14 @@ import threading
 from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass
+from typing import Literal
 
 from blake3 import blake3
 
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
-from render_tier.multimodal.hashing import image_hash, name_hash
+from render_tier.multimodal.hashing import group_hash, image_hash, name_hash
 from render_tier.multimodal.item import ImageProcessor, ImageRefused
 from render_tier.multimodal.options import ImageOptions
 
@@ -26,11 +27,59 @@ OVERHEAD = 1024
 """Bytes that an entry takes beside its JSON."""
 
 
+Modality = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class NamedItem:
+    """What an engine is sent for one place in the prompt."""
+
+    modality: Modality
+    mm_hash: str
+    item: EncodedItem
+    tokens: int
+    """Of its place."""
+
+
 @dataclass(frozen=True)
 class PreparedImage:
     item: EncodedItem
     replacement: Replacement
     mm_hash: str
+
+    @property
+    def size(self) -> int:
+        return self.item.size
+
+    def named_items(self, mm_hash: str) -> list[NamedItem]:
+        """One for each of its places, with names that come of ``mm_hash``."""
+        return [NamedItem("image", mm_hash, self.item, self.replacement.count)]
+
+
+@dataclass(frozen=True)
+class PreparedVideo:
+    items: tuple[EncodedItem, ...]
+    modality: Modality
+    """What engines are told that the items are."""
+    replacement: Replacement
+    mm_hash: str
+
+    @property
+    def size(self) -> int:
+        return sum(item.size for item in self.items)
+
+    def named_items(self, mm_hash: str) -> list[NamedItem]:
+        """As those of an image."""
+        if self.modality == "video":
+            (item,) = self.items
+            return [NamedItem(self.modality, mm_hash, item, self.replacement.count)]
+        return [
+            NamedItem(self.modality, group_hash(mm_hash, number), item, self.replacement.count)
+            for number, item in enumerate(self.items)
+        ]
+
+
+Prepared = PreparedImage | PreparedVideo
 
 
 @dataclass(frozen=True)
@@ -51,22 +100,22 @@ class ItemCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[bytes, PreparedImage] = OrderedDict()
+        self._entries: OrderedDict[bytes, Prepared] = OrderedDict()
         self._lock = threading.Lock()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: bytes) -> PreparedImage | None:
+    def get(self, key: bytes) -> Prepared | None:
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
                 self._entries.move_to_end(key)
             return found
 
-    def put(self, key: bytes, image: PreparedImage) -> None:
-        size = image.item.size + OVERHEAD
+    def put(self, key: bytes, image: Prepared) -> None:
+        size = image.size + OVERHEAD
         if size > self._max_bytes:
             return
         with self._lock:
@@ -76,7 +125,7 @@ class ItemCache:
             self.bytes += size
             while self.bytes > self._max_bytes:
                 _, oldest = self._entries.popitem(last=False)
-                self.bytes -= oldest.item.size + OVERHEAD
+                self.bytes -= oldest.size + OVERHEAD
 
 
 class ImagePreparation:
@@ -127,6 +176,11 @@ class ImagePreparation:
     def hash_of_name(self, uuid: str) -> str:
         """Of an image that the client tells apart by a name."""
         return name_hash(uuid, model=self._model, factors=self._options.hash_factors)
+
+    def opened(self, data: bytes) -> tuple[bytes, LoadedImage | Prepared]:
+        """The key under which the file is kept, and what is kept, or its header. Raises as `load`."""
+        key = self.key(data)
+        return key, self.cache.get(key) or self.load(key, data)
 
     def load(self, key: bytes, data: bytes) -> LoadedImage:
         """Raises UnreadableImage, ImageTooLarge and ImageRefused."""

@@ -1,5 +1,5 @@
-"""Images from the web, for clients that name a URL: bounded in bytes and time, and never from an address that
-is not public.
+"""Images and videos from the web, for clients that name a URL: bounded in bytes and time, and never from an
+address that is not public.
 
 A host is resolved here, its addresses are checked, and the connection is made to one that was checked: a name
 that resolves to another address a moment later changes nothing. A redirect is a URL like the first, with all
@@ -33,12 +33,14 @@ class FetchFailed(Exception):
 class RemoteRules:
     max_bytes: int
     seconds: float
-    """For all of one image: names, connections, redirects and bytes."""
+    """For all of one file: names, connections, redirects and bytes."""
     max_redirects: int = 5
     domains: frozenset[str] = frozenset()
     """The only hosts that images may come from; any where it is empty."""
     networks: Sequence[Network] = ()
     """Of addresses that are not public, those that are allowed."""
+    what: str = "image"
+    """Is fetched: a media type's first half, and for messages."""
 
 
 async def addresses_of(host: str, port: int) -> list[str]:
@@ -69,9 +71,13 @@ class RemoteImages:
             async with asyncio.timeout(self._rules.seconds):
                 return await self._follow(url)
         except TimeoutError:
-            raise FetchFailed(f"the image did not come within {self._rules.seconds:g} seconds") from None
+            raise FetchFailed(
+                f"the {self._rules.what} did not come within {self._rules.seconds:g} seconds"
+            ) from None
         except (httpx.TransportError, OSError, ssl.SSLError) as error:
-            raise FetchFailed(f"the image's host cannot be reached ({type(error).__name__})") from None
+            raise FetchFailed(
+                f"the {self._rules.what}'s host cannot be reached ({type(error).__name__})"
+            ) from None
 
     async def _follow(self, url: str) -> bytes:
         target = _parsed(url)
@@ -100,7 +106,7 @@ class RemoteImages:
                 target.copy_with(host=address, fragment=None),
                 headers={
                     "Host": host,
-                    "Accept": "image/*",
+                    "Accept": f"{self._rules.what}/*",
                     "Accept-Encoding": "identity",
                     "User-Agent": USER_AGENT,
                 },
@@ -111,7 +117,7 @@ class RemoteImages:
                 return await self._transport.handle_async_request(request)
             except httpx.ConnectError as error:
                 failure = error
-        raise failure or FetchFailed("the image's host has no address")
+        raise failure or FetchFailed(f"the {self._rules.what}'s host has no address")
 
     async def _checked_addresses(self, target: httpx.URL) -> list[str]:
         if target.scheme not in SCHEMES or not target.host:
@@ -125,7 +131,7 @@ class RemoteImages:
         try:
             addresses = await self._resolve(target.raw_host.decode("ascii"), port)
         except (OSError, UnicodeError):
-            raise FetchFailed("the image's host cannot be resolved") from None
+            raise FetchFailed(f"the {self._rules.what}'s host cannot be resolved") from None
         for address in addresses:
             try:
                 check_address(address, self._rules.networks)
@@ -137,19 +143,21 @@ class RemoteImages:
     async def _body(self, response: httpx.Response) -> bytes:
         status = response.status_code
         if status != 200:
-            raise FetchFailed(f"the image's host answered with HTTP {status}")
+            raise FetchFailed(f"the {self._rules.what}'s host answered with HTTP {status}")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise FetchFailed("the image's host sent it in a content encoding that was not asked for")
+            raise FetchFailed(
+                f"the {self._rules.what}'s host sent it in a content encoding that was not asked for"
+            )
         limit = self._rules.max_bytes
         declared = response.headers.get("content-length", "0")
         if declared.isdigit() and int(declared) > limit:
-            raise too_large(limit)
+            raise too_large(self._rules)
         pieces: list[bytes] = []
         size = 0
         async for piece in response.aiter_raw():
             size += len(piece)
             if size > limit:
-                raise too_large(limit)
+                raise too_large(self._rules)
             pieces.append(piece)
         return b"".join(pieces)
 

@@ -1,4 +1,4 @@
-"""A vision-language model's images, as the rest of the render tier deals with them."""
+"""A vision-language model's images and videos, as the rest of the render tier deals with them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from render_tier.model import ModelAssets, ModelLoadError
 from render_tier.model.context_length import text_config
 from render_tier.model.files import read_json_object
 from render_tier.multimodal.encoding import FloatType
-from render_tier.multimodal.families import Replacement, family_of
+from render_tier.multimodal.families import Replacement, family_of, video_form_of
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
 from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
 from render_tier.multimodal.placeholders import Range, expand, moved
-from render_tier.multimodal.prepared import ImagePreparation, PreparedImage
+from render_tier.multimodal.prepared import ImagePreparation, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
+from render_tier.multimodal.processors.video_choice import video_processor
+from render_tier.multimodal.videos.opening import VideoOpener
+from render_tier.multimodal.videos.prepared import VideoPreparation
 
 UNCHANGED = {"do_rescale": False, "do_normalize": False}
 """Processor settings with which pixels keep their values."""
@@ -25,7 +28,7 @@ FLOAT_TYPES: Mapping[str, FloatType] = {"bfloat16": "bfloat16", "float16": "floa
 
 @dataclass(frozen=True)
 class PromptImage:
-    image: PreparedImage
+    image: Prepared
     name_hash: str | None = None
     """Of the client's name for it."""
 
@@ -38,14 +41,32 @@ class Vision:
     """Thread-safe."""
 
     def __init__(
-        self, preparation: ImagePreparation, processor_with: Callable[[Mapping[str, Any]], ImageProcessor]
+        self,
+        preparation: ImagePreparation,
+        processor_with: Callable[[Mapping[str, Any]], ImageProcessor],
+        videos: VideoPreparation | None = None,
     ) -> None:
         """``preparation``: where a request says nothing of it. ``processor_with``: the model's processor with
-        settings of a request; raises UnsupportedProcessor."""
+        settings of a request; raises UnsupportedProcessor. ``videos``: None where they are not taken."""
         self.preparation = preparation
+        self.videos = videos
         self._processor_with = processor_with
-        self.mark = preparation.family.mark
-        self.token = preparation.family.token
+
+    @property
+    def marks(self) -> Mapping[Modality, tuple[str, str]]:
+        """Of each kind of media that is taken, what stands for it in a message that reaches the template as
+        one string, and what a template writes for it."""
+        family = self.preparation.family
+        shown: dict[Modality, tuple[str, str]] = {"image": (family.mark, family.token)}
+        if self.videos is not None:
+            shown["video"] = self.videos.form.mark, self.videos.form.token
+        return shown
+
+    @property
+    def settings_digest(self) -> bytes:
+        """Of all that decides what becomes of images and videos."""
+        of_videos = b"" if self.videos is None else self.videos.settings_digest
+        return self.preparation.settings_digest + of_videos
 
     def prepared_with(
         self,
@@ -69,7 +90,8 @@ class Vision:
         self, ids: Sequence[int], replacements: Sequence[Replacement]
     ) -> tuple[list[int], list[Range]]:
         """Raises MisplacedImages."""
-        return expand(ids, self.preparation.family, replacements)
+        video_token = None if self.videos is None else self.videos.form.token_id
+        return expand(ids, self.preparation.family, replacements, video_token)
 
     def moved(self, ranges: Sequence[Range], before: Sequence[int], after: Sequence[int]) -> list[Range]:
         """As `placeholders.moved`."""
@@ -83,9 +105,8 @@ class Vision:
         prompt_length: int,
         payload: Payload,
     ) -> Features:
-        hashes = [each.mm_hash for each in images]
-        prepared = [each.image for each in images]
-        return features_of(prepared, hashes, ranges, prompt_length=prompt_length, payload=payload)
+        items = [item for each in images for item in each.image.named_items(each.mm_hash)]
+        return features_of(items, ranges, prompt_length=prompt_length, payload=payload)
 
 
 def open_vision(
@@ -98,10 +119,12 @@ def open_vision(
     processor_kwargs: Mapping[str, Any],
     max_pixels: int,
     cache_bytes: int,
+    video_opener: VideoOpener | None = None,
 ) -> Vision | None:
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
     model's own. ``engine_normalizes``: whether engines do, where the family can leave it to them.
-    ``masks_are_read``: whether engines do so. Raises ModelLoadError."""
+    ``masks_are_read``: whether engines do so. ``video_opener``: None where videos are not to be taken. Raises
+    ModelLoadError."""
     family = family_of(assets.config, assets.vocabulary, encode)
     if family is None:
         return None
@@ -113,23 +136,37 @@ def open_vision(
         overrides = {**processor_kwargs, **asked, **(UNCHANGED if as_bytes else {})}
         return image_processor(assets.config, own, overrides, whole)
 
+    in_engines: FloatType = float_type(assets.config) if dtype == "auto" else dtype  # type: ignore[assignment]
+    form = None
+    if video_opener is not None:
+        form = video_form_of(assets.config, assets.vocabulary, encode)
     try:
-        processor = processor_with({})
-    except UnsupportedProcessor as error:
-        raise ModelLoadError(str(error)) from None
-    return Vision(
-        ImagePreparation(
+        preparation = ImagePreparation(
             family,
-            processor,
+            processor_with({}),
             model=assets.name,
-            float_type=float_type(assets.config) if dtype == "auto" else dtype,  # type: ignore[arg-type]
+            float_type=in_engines,
             as_bytes=as_bytes,
             masks_are_read=masks_are_read,
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
-        ),
-        processor_with,
-    )
+        )
+        if form is None or video_opener is None:
+            return Vision(preparation, processor_with)
+        of_videos = read_json_object(assets.directory / "video_preprocessor_config.json")
+        overrides = {**processor_kwargs, **(UNCHANGED if as_bytes else {})}
+        videos = VideoPreparation(
+            form,
+            video_processor(assets.config, (whole, of_videos, own), overrides),
+            video_opener,
+            model=assets.name,
+            float_type=in_engines,
+            as_bytes=as_bytes,
+            cache=preparation.cache,
+        )
+    except UnsupportedProcessor as error:
+        raise ModelLoadError(str(error)) from None
+    return Vision(preparation, processor_with, videos)
 
 
 def float_type(config: Mapping[str, Any]) -> FloatType:

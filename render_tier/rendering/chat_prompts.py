@@ -21,7 +21,7 @@ from render_tier.rendering.explain import Explainer, TemplateFacts
 from render_tier.rendering.guarded_chat import check_template
 from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
-from render_tier.rendering.image_parts import ImageMarks, has_media
+from render_tier.rendering.image_parts import MediaMarks, has_media
 from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
 from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens
@@ -54,7 +54,7 @@ class ChatPrompts:
         encoder: PromptEncoder,
         engine: EngineSlot,
         guarded: GuardedEncoder | None,
-        marks: ImageMarks | None = None,
+        marks: MediaMarks | None = None,
     ) -> None:
         """``marks``: for a model that takes images. Raises BadRequest for a template that does not compile,
         ModelLoadError for one that the guard cannot keep apart."""

@@ -17,9 +17,9 @@ from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import (
     IMAGE_TYPES,
     MEDIA_TYPES,
-    ImageMarks,
-    has_media,
+    MediaMarks,
     is_media,
+    media_kind,
     refuse_literal,
     with_marks,
 )
@@ -60,7 +60,7 @@ def to_conversation(
     model: str,
     strict_history: bool,
     warnings: list[str],
-    marks: ImageMarks | None = None,
+    marks: MediaMarks | None = None,
 ) -> list[dict[str, Any]]:
     """``messages`` have passed `protocol.messages.check_messages`; they are not changed.
 
@@ -68,8 +68,8 @@ def to_conversation(
     only. Raises BadRequest, for media too where the model does not take them.
     """
     conversation = []
-    if marks is not None and not has_media(messages):
-        marks = None
+    if marks is not None:
+        marks = marks.of(messages)
     for index, message in enumerate(messages):
         converted = _convert(message, content_format, model, marks)
         if message["role"] == "assistant":
@@ -79,7 +79,7 @@ def to_conversation(
 
 
 def _convert(
-    message: dict[str, Any], content_format: ContentFormat, model: str, marks: ImageMarks | None
+    message: dict[str, Any], content_format: ContentFormat, model: str, marks: MediaMarks | None
 ) -> dict[str, Any]:
     role = message["role"]
     content = message.get("content")
@@ -100,7 +100,7 @@ def _convert(
     if as_parts:
         converted_content = converted_parts
     elif marks is not None:
-        converted_content = with_marks(converted_parts, sum(map(is_media, parts)), marks)
+        converted_content = with_marks(converted_parts, list(filter(is_media, parts)), marks)
     else:
         converted_content = "\n".join(filter(None, converted_parts))
     result: dict[str, Any] = {"role": role, "content": converted_content}
@@ -137,14 +137,14 @@ def _without_billing_header(parts: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _convert_part(part: Any, as_parts: bool, model: str, marks: ImageMarks | None) -> Any:
+def _convert_part(part: Any, as_parts: bool, model: str, marks: MediaMarks | None) -> Any:
     """One content part, or None when it holds nothing that is text."""
     if isinstance(part, str):
         if as_parts and marks is not None:
             refuse_literal(part, marks)
         return {"type": "text", "text": part} if as_parts else part
     if marks is not None and is_media(part):
-        return {"type": "image", **_extras(part)} if as_parts else None
+        return {"type": media_kind(part), **_extras(part)} if as_parts else None
     kind = part.get("type")
     marked = part.get("uuid") is not None
     if kind is None or marked:
@@ -171,7 +171,7 @@ def _convert_part(part: Any, as_parts: bool, model: str, marks: ImageMarks | Non
     )
 
 
-def _text_part(part: dict[str, Any], kind: str, as_parts: bool, marks: ImageMarks | None) -> Any:
+def _text_part(part: dict[str, Any], kind: str, as_parts: bool, marks: MediaMarks | None) -> Any:
     text = part.get(TEXT_FIELDS[kind])
     if text is None and kind in SKIPPED_WHEN_NULL:
         return None

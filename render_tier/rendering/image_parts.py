@@ -1,21 +1,23 @@
-"""The images in a client's messages: where they are, and how a message says so to the template."""
+"""The images and videos in a client's messages: where they are, and how a message says so to the template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.messages import MEDIA_FIELDS
 from render_tier.protocol.validation import invalid
 
+Kind = Literal["image", "video"]
 IMAGE_TYPES = frozenset({"image_url", "input_image"})
+VIDEO_TYPE = "video_url"
 MEDIA_TYPES = frozenset(
     {
         *IMAGE_TYPES,
         *("image_pil", "image_embeds", "audio_url", "input_audio", "audio_embeds"),
-        *("video_url", "video_embeds"),
+        *(VIDEO_TYPE, "video_embeds"),
     }
 )
 MAX_UUID_CHARS = 256
@@ -31,29 +33,50 @@ class ImagePart:
     """None: the image that was sent under the same `uuid` before."""
     uuid: str | None = None
     """The client's own name for the image, which it is told apart by instead of by its bytes."""
+    kind: Kind = "image"
     detail: str | None = None
 
 
 @dataclass(frozen=True)
-class ImageMarks:
-    """How a model's prompts show where an image is."""
+class Mark:
+    """How a model's prompts show where an image, or a video, is."""
 
     text: str
-    """Stands for an image in content that becomes one string."""
+    """Stands for it in content that becomes one string."""
     token: str
-    """The special token of which a template writes one for an image."""
+    """The special token of which a template writes one for it."""
+
+
+@dataclass(frozen=True)
+class MediaMarks:
+    by_kind: Mapping[Kind, Mark]
+    """Of what the model takes."""
     literal_is_text: bool = False
-    """Whether `token`, where a message spells it, is encoded as text."""
+    """Whether the tokens, where a message spells them, are encoded as text."""
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> MediaMarks | None:
+        """Those of what the messages have, in its order; None where they have nothing."""
+        kinds = dict.fromkeys(map(media_kind, _media(messages)))
+        found = {kind: self.by_kind[kind] for kind in kinds if kind is not None and kind in self.by_kind}
+        return MediaMarks(found, self.literal_is_text) if kinds else None
 
 
 def has_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether any part of a message is an image, video or sound."""
-    return any(
-        is_media(part)
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+    return any(True for _ in _media(messages))
+
+
+def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            yield from filter(is_media, content)
+
+
+def media_kind(part: Mapping[str, Any]) -> Kind | None:
+    """None for what no model here takes."""
+    kind = part.get("type") or next(field for field in MEDIA_FIELDS if field in part)
+    return "image" if kind in IMAGE_TYPES else "video" if kind == VIDEO_TYPE else None
 
 
 def is_media(part: object) -> bool:
@@ -62,11 +85,11 @@ def is_media(part: object) -> bool:
     )
 
 
-def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[ImagePart]:
-    """The images in the order of the prompt. Raises BadRequest for other media, and for an image with neither
-    a URL nor a `uuid`."""
+def image_parts(messages: Sequence[Mapping[str, Any]], kinds: Collection[Kind]) -> list[ImagePart]:
+    """The images and videos in the order of the prompt. ``kinds``: what the model takes. Raises BadRequest
+    for other media, and for an image with neither a URL nor a `uuid`."""
     return [
-        _image_part(part, f"messages.{index}.content.{position}")
+        _image_part(part, f"messages.{index}.content.{position}", kinds)
         for index, message in enumerate(messages)
         if isinstance(message.get("content"), list)
         for position, part in enumerate(message["content"])
@@ -74,24 +97,27 @@ def image_parts(messages: Sequence[Mapping[str, Any]]) -> list[ImagePart]:
     ]
 
 
-def _image_part(part: Mapping[str, Any], where: str) -> ImagePart:
-    kind = part.get("type") or next(field for field in MEDIA_FIELDS if field in part)
-    if kind not in IMAGE_TYPES:
+def _image_part(part: Mapping[str, Any], where: str, kinds: Collection[Kind]) -> ImagePart:
+    kind = media_kind(part)
+    if kind is None or kind not in kinds:
+        named = part.get("type") or next(field for field in MEDIA_FIELDS if field in part)
+        taken = " and ".join(f"{each}s are, as {each}_url" for each in kinds)
         raise BadRequest(
-            f"{where}: {str(kind)[:100]!r} parts are not supported; images are, as image_url", param=where
+            f"{where}: {str(named)[:100]!r} parts are not supported for this model; {taken}", param=where
         )
-    param = f"{where}.image_url"
-    held = part.get("image_url")
+    field = f"{kind}_url"
+    param = f"{where}.{field}"
+    held = part.get(field)
     url = held.get("url") if isinstance(held, dict) else held
-    detail = _detail(part, held, param)
+    detail = _detail(part, held, param) if kind == "image" else None
     uuid = part.get("uuid")
     if uuid is not None and len(str(uuid)) > MAX_UUID_CHARS:
         raise BadRequest(f"{where}.uuid: longer than {MAX_UUID_CHARS} characters", param=f"{where}.uuid")
     if url is None and uuid is not None:
-        return ImagePart(param, None, str(uuid), detail)
+        return ImagePart(param, None, str(uuid), kind, detail)
     if not isinstance(url, str) or not url:
-        raise BadRequest(f"{param}: an image needs a `url`, which is a string", param=param)
-    return ImagePart(param, url, None if uuid is None else str(uuid), detail)
+        raise BadRequest(f"{param}: the {kind} needs a `url`, which is a string", param=param)
+    return ImagePart(param, url, None if uuid is None else str(uuid), kind, detail)
 
 
 def _detail(part: Mapping[str, Any], held: object, param: str) -> str | None:
@@ -112,27 +138,33 @@ def ignored_details(parts: Sequence[ImagePart]) -> list[str]:
     ]
 
 
-def with_marks(texts: Sequence[str], images: int, marks: ImageMarks) -> str:
+def with_marks(texts: Sequence[str], media: Sequence[Mapping[str, Any]], marks: MediaMarks) -> str:
     """One message's content as a string: its texts in lines, the marks that they do not hold in front.
 
-    Raises BadRequest for texts that hold more of them than the message has images.
+    ``media``: the message's images and videos. Raises BadRequest for texts that hold more marks than those
+    are.
     """
     text = "\n".join(filter(None, texts))
-    if not images:
-        return text
-    missing = images - text.count(marks.text)
-    if missing < 0:
-        raise invalid(
-            f"Found more '{marks.text}' placeholders in input prompt than actual multimodal data items.",
-            "messages",
-        )
-    return "\n".join([*[marks.text] * missing, *([text] if text else [])])
+    kinds = [kind for part in media if (kind := media_kind(part)) is not None]
+    missing: list[str] = []
+    for kind in dict.fromkeys(kinds):
+        mark = marks.by_kind[kind].text
+        lacking = kinds.count(kind) - text.count(mark)
+        if lacking < 0:
+            raise invalid(
+                f"Found more '{mark}' placeholders in input prompt than actual multimodal data items.",
+                "messages",
+            )
+        missing += [mark] * lacking
+    return "\n".join([*missing, *([text] if text else [])])
 
 
-def refuse_literal(text: str, marks: ImageMarks) -> None:
-    """Raises BadRequest for text that would be taken for the place of an image."""
-    if not marks.literal_is_text and marks.token in text:
-        raise BadRequest(
-            f"a text beside images holds {marks.token!r}, which would be taken for the place of an image",
-            param="messages",
-        )
+def refuse_literal(text: str, marks: MediaMarks) -> None:
+    """Raises BadRequest for text that would be taken for the place of an image or a video."""
+    for kind, mark in marks.by_kind.items():
+        if not marks.literal_is_text and mark.token in text:
+            place = "an image" if kind == "image" else "a video"
+            raise BadRequest(
+                f"a text beside {kind}s holds {mark.token!r}, which would be taken for the place of {place}",
+                param="messages",
+            )

@@ -38,11 +38,16 @@ from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
 from render_tier.rendering.explain import Explainer, Explanation
 from render_tier.rendering.guarded_chat import guarded_encoder
 from render_tier.rendering.guarded_encoder import GuardedEncoder
-from render_tier.rendering.image_parts import ImageMarks, ignored_details, image_parts
+from render_tier.rendering.image_parts import Kind, Mark, MediaMarks, ignored_details, image_parts
 from render_tier.rendering.native_chat import OutputRules, Parsers
 from render_tier.rendering.prompt_cache import PromptCache, cut_marks
 from render_tier.rendering.rendered import Rendered
-from render_tier.rendering.request_checks import check_media_options, refuse_beam_search, refuse_suffix
+from render_tier.rendering.request_checks import (
+    check_media_options,
+    refuse_beam_search,
+    refuse_options_of_videos,
+    refuse_suffix,
+)
 from render_tier.rendering.requested_images import RequestedImages
 from render_tier.rendering.sampling import SamplingBuilder, SamplingDefaults
 from render_tier.rendering.settings import RenderSettings
@@ -109,6 +114,7 @@ class Renderer:
         if settings.escape_user_specials:
             guarded, self.prompt_cache = guarded_encoder(assets, self.engine, settings.prompt_cache_bytes)
         self._vision = vision
+        self._media_kinds: tuple[Kind, ...] = () if vision is None else tuple(vision.marks)
         self._prompts = ChatPrompts(
             assets,
             settings,
@@ -118,7 +124,10 @@ class Renderer:
             guarded,
             None
             if vision is None
-            else ImageMarks(vision.mark, vision.token, literal_is_text=guarded is not None),
+            else MediaMarks(
+                {kind: Mark(*shown) for kind, shown in vision.marks.items()},
+                literal_is_text=guarded is not None,
+            ),
         )
         self._native = self._prompts.native
         self._continued = ContinuedPrompts(
@@ -157,17 +166,19 @@ class Renderer:
             chat = self._responses_chat(request)
         else:
             chat = request
-        parts = image_parts(chat.messages)
+        parts = image_parts(chat.messages, self._media_kinds)
         if not parts:
             return None
         self.check_model(chat.model)
         check_media_options(chat, trusted=self._settings.trust_request_mm_kwargs)
+        if any(part.kind == "video" for part in parts):
+            refuse_options_of_videos(chat)
         try:
             preparation = self._vision.prepared_with(chat.mm_processor_kwargs, chat.media_io_kwargs)
         except ValueError as error:
             raise invalid(str(error), getattr(error, "param", None)) from None
         salt = chat.cache_salt if isinstance(chat, ChatCompletionRequest) else None
-        return RequestedImages(parts, preparation, salt, self._encoder.check_fits)
+        return RequestedImages(parts, preparation, self._vision.videos, salt, self._encoder.check_fits)
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""
@@ -262,7 +273,7 @@ class Renderer:
             prompt, warnings = self._prompts.prompt(request, kwargs, reserve_output=bool(asked))
         prompt, ranges = self._placed(prompt, images)
         if images:
-            warnings = [*warnings, *ignored_details(image_parts(request.messages))]
+            warnings = [*warnings, *ignored_details(image_parts(request.messages, self._media_kinds))]
         report: ContinuationReport | UnsetType = UNSET
         if request.continuation is not None:
             whole = prompt
@@ -398,7 +409,7 @@ class Renderer:
         """Raises BadRequest for images that the caller has not brought."""
         if given or self._vision is None:
             return
-        parts = image_parts(request.messages)
+        parts = image_parts(request.messages, self._media_kinds)
         if parts:
             raise BadRequest(f"{parts[0].param}: its image is needed", param=parts[0].param)
 

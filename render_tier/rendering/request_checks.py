@@ -24,6 +24,13 @@ def refuse_suffix(request: CompletionRequest) -> None:
     raise BadRequest("suffix is only supported for models with FIM completion rendering", param="suffix")
 
 
+def refuse_options_of_videos(request: ChatTemplateFields) -> None:
+    """Raises BadRequest where a request with videos says how its media are processed or read."""
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(request, name):
+            raise BadRequest(f"{name} are not supported beside videos", param=name)
+
+
 def check_media_options(request: ChatTemplateFields, *, trusted: bool) -> None:
     """Raises BadRequest where there are any that are not trusted."""
     if trusted:

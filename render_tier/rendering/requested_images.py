@@ -10,6 +10,7 @@ from render_tier.rendering.image_parts import ImagePart
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.prepared import ImagePreparation
+    from render_tier.multimodal.videos.prepared import VideoPreparation
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class RequestedImages:
     """At least one."""
     preparation: ImagePreparation
     """What they are read and processed with."""
+    videos: VideoPreparation | None
+    """What videos are; None where none are taken."""
     salt: str | None
     """Of the request's caches: what it says apart of other requests' images."""
     check_fits: Callable[[int], None]

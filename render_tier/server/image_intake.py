@@ -1,4 +1,4 @@
-"""The images of a request, fetched, decoded and processed before its prompt is written.
+"""The images and videos of a request, fetched, decoded and processed before its prompt is written.
 
 Files are fetched on the event loop; all else is done by a pool of its own, so that a request without images
 waits for none. An image that several requests bring at once is processed once. What requests hold in memory
@@ -9,8 +9,9 @@ until the reply is sent. What an image takes while it is processed is bounded by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +22,15 @@ from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.families import Replacement
 from render_tier.multimodal.item import ImageRefused
 from render_tier.multimodal.names import ImageNames, Name
-from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, PreparedImage
+from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, Prepared
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
-from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, read_local
+from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, listed_frames, read_local
+from render_tier.multimodal.videos.opening import VideoSource
+from render_tier.multimodal.videos.prepared import LoadedVideo
 from render_tier.multimodal.vision import PromptImage, Vision
 from render_tier.protocol.errors import ApiError, BadRequest, ImageRequired, PayloadTooLarge
 from render_tier.protocol.validation import invalid
-from render_tier.rendering.image_parts import ImagePart
+from render_tier.rendering.image_parts import ImagePart, Kind
 from render_tier.rendering.requested_images import RequestedImages
 from render_tier.server.memory_budget import MemoryBudget
 from render_tier.server.metrics import Metrics
@@ -35,7 +38,8 @@ from render_tier.server.pools import WorkPool
 from render_tier.settings import Settings
 
 Result = TypeVar("Result")
-Keyed = tuple[bytes, LoadedImage | PreparedImage]
+Opened = LoadedImage | LoadedVideo | Prepared
+Keyed = tuple[bytes, Opened]
 """An image, and the key under which it is, or will be, kept."""
 FETCHES = 8
 """Of one request at a time."""
@@ -85,20 +89,24 @@ class ServedImages:
     """What is read once, before the process serves."""
 
     vision: Vision
-    local: SourceRules
-    remote: RemoteRules
+    local: Mapping[Kind, SourceRules]
+    remote: Mapping[Kind, RemoteRules]
 
 
 class ImageIntake:
-    def __init__(self, served: ServedImages, settings: Settings, pool: WorkPool, metrics: Metrics) -> None:
-        self._pool = pool
-        self._limit = settings.limit_mm_per_prompt.get("image", DEFAULT_LIMIT)
+    def __init__(
+        self, served: ServedImages, settings: Settings, pools: Mapping[Kind, WorkPool], metrics: Metrics
+    ) -> None:
+        """``pools``: of the kinds of media that are taken."""
+        self._pools = pools
+        self._videos = served.vision.videos
+        self._limits = settings.limit_mm_per_prompt
         self._local = served.local
-        self._remote = RemoteImages(served.remote)
+        self._remote = {kind: RemoteImages(rules) for kind, rules in served.remote.items()}
         self._names = ImageNames(settings.image_names)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
         self.items = MemoryBudget(settings.image_item_memory_bytes, max_wait=settings.max_queue_seconds)
-        self._flights: dict[bytes, asyncio.Task[PreparedImage]] = {}
+        self._flights: dict[bytes, asyncio.Task[Prepared]] = {}
         self._kept, self._processed, self._refused = (
             metrics.images.labels(result) for result in ("kept", "processed", "refused")
         )
@@ -110,7 +118,10 @@ class ImageIntake:
         metrics.on_refresh.append(show)
 
     async def close(self) -> None:
-        await self._remote.close()
+        for remote in self._remote.values():
+            await remote.close()
+        if self._videos is not None:
+            await asyncio.to_thread(self._videos.close)
 
     async def prepare(self, asked: RequestedImages, scope: str | None) -> RequestImages:
         """To be released by the caller. ``scope``: whose names of images the request's are. Raises ApiError
@@ -119,12 +130,12 @@ class ImageIntake:
         try:
             names = [_name(part, asked, scope) for part in asked.parts]
             keys, loaded = await self._all_loaded(request, asked, names)
-            kept = sum(isinstance(image, PreparedImage) for image in loaded)
+            kept = sum(isinstance(image, Prepared) for image in loaded)
             self._kept.inc(kept)
             self._processed.inc(len(loaded) - kept)
             # In the request and in the reply.
             await request.take_for_items(self.items, 2 * sum(map(_item_bytes, loaded)))
-            prepared = await self._each(asked.parts, partial(self._prepared, asked.preparation), loaded)
+            prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
             for named in zip(names, keys, asked.parts, strict=True):
                 self._claim(*named)
             hashes = [None if name is None else name.mm_hash for name in names]
@@ -147,18 +158,20 @@ class ImageIntake:
 
     async def _all_loaded(
         self, request: RequestImages, asked: RequestedImages, names: Sequence[Name | None]
-    ) -> tuple[Sequence[bytes], Sequence[LoadedImage | PreparedImage]]:
+    ) -> tuple[Sequence[bytes], Sequence[Opened]]:
         """The keys under which they are, or will be, kept; and they. Raises ApiError, also for images that no
         prompt has room for."""
         parts = asked.parts
-        if len(parts) > self._limit:
-            raise invalid(
-                f"At most {self._limit} image(s) may be provided in one prompt. "
-                "Set `--limit-mm-per-prompt` to change this limit.",
-                "image",
-            )
+        for kind, count in Counter(part.kind for part in parts).items():
+            limit = self._limits.get(kind, DEFAULT_LIMIT)
+            if count > limit:
+                raise invalid(
+                    f"At most {limit} {kind}(s) may be provided in one prompt. "
+                    "Set `--limit-mm-per-prompt` to change this limit.",
+                    kind,
+                )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-        keyed = await self._each(parts, partial(self._load, request, asked.preparation), names)
+        keyed = await self._each(parts, partial(self._load, request, asked), names)
         keys, loaded = zip(*keyed, strict=True)
         asked.check_fits(sum([len(image.replacement.ids) for image in loaded]))
         return keys, loaded
@@ -166,48 +179,59 @@ class ImageIntake:
     def _file_bytes(self, part: ImagePart) -> int:
         if part.url is None:
             return 0
-        return len(part.url) if part.url[:5].lower() == "data:" else self._local.max_bytes
+        if part.url[:5].lower() != "data:":
+            return self._local[part.kind].max_bytes
+        # A list of frames is kept beside its frames' files.
+        return len(part.url) * (2 if part.kind == "video" else 1)
 
     async def _load(
-        self, request: RequestImages, preparation: ImagePreparation, part: ImagePart, name: Name | None
+        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: Name | None
     ) -> Keyed:
         if part.url is None:
             assert name is not None
-            return self._kept_under(name, preparation, part)
+            return self._kept_under(name, asked.preparation, part)
+        rules, pool = self._local[part.kind], self._pools[part.kind]
+        frames: bytes | None = None
         async with request.fetching:
             if is_remote(part.url):
-                data = await self._remote.fetch(part.url)
+                data = await self._remote[part.kind].fetch(part.url)
+            elif part.kind == "video" and (frames := listed_frames(part.url, rules)) is not None:
+                data = frames
             else:
-                data = await self._pool.run(partial(read_local, part.url, self._local))
+                data = await pool.run(partial(read_local, part.url, rules))
             request.received(data)
-        return await self._pool.run(partial(_opened, preparation, data))
+        if part.kind == "video":
+            assert asked.videos is not None
+            source = VideoSource(data, is_list=frames is not None)
+            return await pool.run(partial(asked.videos.opened, source))
+        return await pool.run(partial(asked.preparation.opened, data))
 
     def _kept_under(self, name: Name, preparation: ImagePreparation, part: ImagePart) -> Keyed:
         key = self._names.get(name)
         image = None if key is None else preparation.cache.get(key)
-        if key is None or image is None:
+        if key is None or image is None or image.replacement.of_video != (part.kind == "video"):
             raise ImageRequired(
-                f"{part.param}: no image is kept under this uuid; send the image", param=part.param
+                f"{part.param}: no {part.kind} is kept under this uuid; send the {part.kind}",
+                param=part.param,
             )
         return key, image
 
     def _claim(self, name: Name | None, key: bytes, part: ImagePart) -> None:
         if name is not None and not self._names.claim(name, key):
             raise BadRequest(
-                f"{part.param}: another image was sent under its uuid, which engines would go on showing",
+                f"{part.param}: another {part.kind} was sent under its uuid, which engines would go on "
+                "showing",
                 param=part.param,
             )
 
-    async def _prepared(
-        self, preparation: ImagePreparation, part: ImagePart, loaded: LoadedImage | PreparedImage
-    ) -> PreparedImage:
-        if isinstance(loaded, PreparedImage):
+    async def _prepared(self, asked: RequestedImages, part: ImagePart, loaded: Opened) -> Prepared:
+        if isinstance(loaded, Prepared):
             return loaded
         flight = self._flights.get(loaded.key)
-        if flight is None and (done := preparation.cache.get(loaded.key)) is not None:
+        if flight is None and (done := asked.preparation.cache.get(loaded.key)) is not None:
             return done  # by a request that was a little earlier
         if flight is None:
-            work = self._pool.run(partial(preparation.prepare, loaded))
+            work = self._pools[part.kind].run(partial(_processed, asked, loaded))
             flight = self._flights[loaded.key] = asyncio.create_task(work)
             flight.add_done_callback(partial(self._landed, loaded.key))
         # Others may wait for it when this request is gone.
@@ -239,28 +263,37 @@ class ImageIntake:
             raise faults.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    def _landed(self, key: bytes, flight: asyncio.Task[PreparedImage]) -> None:
+    def _landed(self, key: bytes, flight: asyncio.Task[Prepared]) -> None:
         del self._flights[key]
         if not flight.cancelled():
             flight.exception()  # seen, even where nobody waits any more
 
 
-def _opened(preparation: ImagePreparation, data: bytes) -> Keyed:
-    key = preparation.key(data)
-    return key, preparation.cache.get(key) or preparation.load(key, data)
+def _processed(asked: RequestedImages, loaded: LoadedImage | LoadedVideo) -> Prepared:
+    if isinstance(loaded, LoadedVideo):
+        assert asked.videos is not None
+        return asked.videos.prepare(loaded)
+    return asked.preparation.prepare(loaded)
 
 
 def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> Name | None:
     return None if part.uuid is None else Name(scope, asked.salt, asked.preparation.hash_of_name(part.uuid))
 
 
-def _item_bytes(image: LoadedImage | PreparedImage) -> int:
-    return image.item.size if isinstance(image, PreparedImage) else image.item_bytes
+def _item_bytes(image: Opened) -> int:
+    return image.size if isinstance(image, Prepared) else image.item_bytes
 
 
 def served_images(vision: Vision, settings: Settings) -> ServedImages:
     """Raises ModelLoadError for a setting that names what there is not."""
-    return ServedImages(vision, _local_rules(settings), _remote_rules(settings))
+    local, remote = _local_rules(settings), _remote_rules(settings)
+    local_videos = replace(local, what="video", max_bytes=settings.max_video_bytes)
+    remote_videos = replace(
+        remote, what="video", max_bytes=settings.max_video_bytes, seconds=settings.video_fetch_seconds
+    )
+    return ServedImages(
+        vision, {"image": local, "video": local_videos}, {"image": remote, "video": remote_videos}
+    )
 
 
 def _local_rules(settings: Settings) -> SourceRules:

@@ -12,6 +12,7 @@ import structlog
 from render_tier import __version__
 from render_tier.model import ModelLoadError
 from render_tier.protocol.errors import ApiError
+from render_tier.rendering.image_parts import Kind
 from render_tier.server.endpoints import PoolName
 from render_tier.server.metrics import Metrics, observe_derenderer, observe_renderer
 from render_tier.server.pools import WorkPool
@@ -46,7 +47,7 @@ class Runtime:
         self.pools: dict[PoolName, WorkPool] = {}
         self.images: ImageIntake | None = None
         """For a model that takes images, once it is loaded."""
-        self._image_pool: WorkPool | None = None
+        self._media_pools: dict[Kind, WorkPool] = {}
         self.tracing = Tracing()
         self.in_flight = 0
         self.draining = False
@@ -110,7 +111,7 @@ class Runtime:
 
     @property
     def _all_pools(self) -> list[WorkPool]:
-        return [*self.pools.values(), *([] if self._image_pool is None else [self._image_pool])]
+        return [*self.pools.values(), *self._media_pools.values()]
 
     @property
     def pending(self) -> int:
@@ -149,14 +150,21 @@ class Runtime:
     def _open_images(self, served: ServedImages) -> None:
         from render_tier.server.image_intake import ImageIntake
 
-        self._image_pool = WorkPool(
-            "images",
-            threads=self.settings.image_workers,
-            max_queue=self.settings.max_queue,
-            max_wait=self.settings.max_queue_seconds,
-            metrics=self.metrics,
-        )
-        self.images = ImageIntake(served, self.settings, self._image_pool, self.metrics)
+        threads: dict[Kind, int] = {
+            "image": self.settings.image_workers,
+            "video": self.settings.video_workers,
+        }
+        self._media_pools = {
+            kind: WorkPool(
+                f"{kind}s",
+                threads=threads[kind],
+                max_queue=self.settings.max_queue,
+                max_wait=self.settings.max_queue_seconds,
+                metrics=self.metrics,
+            )
+            for kind in served.vision.marks
+        }
+        self.images = ImageIntake(served, self.settings, self._media_pools, self.metrics)
 
     async def _adopt_fast_engine(self, service: Service) -> None:
         """Beside the requests that are served already, unless it was done before this process began."""

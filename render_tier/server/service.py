@@ -22,6 +22,7 @@ from render_tier.server.memory import return_freed_memory
 from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.videos.opening import VideoOpener
     from render_tier.server.image_intake import ServedImages
 
 log = structlog.get_logger()
@@ -139,17 +140,35 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
             processor_kwargs=settings.mm_processor_kwargs,
             max_pixels=settings.max_image_pixels,
             cache_bytes=settings.image_cache_bytes,
+            video_opener=_video_opener(settings),
         )
     except ModelLoadError as error:
-        hint = """--limit-mm-per-prompt '{"image": 0}' serves the model without images"""
+        hint = (
+            """--limit-mm-per-prompt '{"image": 0}' serves the model without images, "video" without videos"""
+        )
         raise ModelLoadError(f"{error}; {hint}") from None
     return None if vision is None else served_images(vision, settings)
+
+
+def _video_opener(settings: Settings) -> VideoOpener | None:
+    if settings.limit_mm_per_prompt.get("video") == 0:
+        return None
+    from render_tier.multimodal.videos.opening import VideoOpener, VideoRules
+
+    return VideoOpener(
+        VideoRules(
+            max_frame_pixels=settings.max_image_pixels,
+            max_pixels=settings.max_video_pixels,
+            decoder_seconds=settings.video_decoder_seconds,
+            decoder_memory_bytes=settings.video_decoder_memory_bytes,
+        )
+    )
 
 
 def _with_image_settings(assets: ModelAssets, images: ServedImages) -> ModelAssets:
     """Members of a deployment must agree on what becomes of an image, too."""
     digest = hashlib.blake2b(assets.fingerprint.encode(), digest_size=16)
-    digest.update(images.vision.preparation.settings_digest)
+    digest.update(images.vision.settings_digest)
     return replace(assets, fingerprint=digest.hexdigest())
 
 

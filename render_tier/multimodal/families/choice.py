@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from render_tier.core.vocabulary import Vocabulary
-from render_tier.multimodal.families.family import Family
-from render_tier.multimodal.families.gemma3 import Encode, gemma3
+from render_tier.multimodal.families.family import Encode, Family
+from render_tier.multimodal.families.gemma3 import gemma3
 from render_tier.multimodal.families.internvl import internvl
 from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
 from render_tier.multimodal.families.mistral import mistral
-from render_tier.multimodal.families.qwen_vl import qwen_vl
+from render_tier.multimodal.families.qwen_vl import qwen_video, qwen_vl
+from render_tier.multimodal.families.video import VideoForm
 
 QWEN_TYPES = frozenset(
     {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
@@ -39,3 +40,10 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
     if model_type == "llava_next" and tower is not None:
         return llava_next(config, vocabulary, tower)
     return None
+
+
+def video_form_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -> VideoForm | None:
+    """As `family_of`, of videos."""
+    if config.get("model_type") not in QWEN_TYPES or not isinstance(config.get("vision_config"), dict):
+        return None
+    return qwen_video(config, vocabulary, encode)

@@ -10,10 +10,13 @@ from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.files import ModelLoadError
 from render_tier.multimodal.item import ImageLayout
 
+Encode = Callable[[str], list[int]]
+"""Text to IDs, without special tokens put around it."""
+
 
 @dataclass(frozen=True)
 class Replacement:
-    """What stands in the prompt for one image."""
+    """What stands in the prompt for one image or video."""
 
     ids: tuple[int, ...]
     first: int
@@ -22,6 +25,9 @@ class Replacement:
     """How many they are, to the last one of them."""
     mask: tuple[bool, ...] | None = None
     """Which of the `count` embeddings are put in place of; None for all."""
+    later: tuple[int, ...] = ()
+    """Where further runs of `count` begin, each for an item of its own."""
+    of_video: bool = False
 
 
 @dataclass(frozen=True)

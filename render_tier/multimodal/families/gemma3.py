@@ -3,15 +3,14 @@ image is several: the whole one, and crops, with words that say so."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from render_tier.core.vocabulary import Vocabulary
-from render_tier.multimodal.families.family import Family, Field, Replacement, required_id
+from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, required_id
 from render_tier.multimodal.item import ImageLayout
 
-Encode = Callable[[str], list[int]]
 KEPT = 4
 """Numbers of crops whose tokens are kept."""
 

@@ -1,18 +1,28 @@
-"""Images in messages: found in order, and shown to templates."""
+"""Images and videos in messages: found in order, and shown to templates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.conversation import to_conversation
-from render_tier.rendering.image_parts import ImageMarks, ImagePart, ignored_details, image_parts
+from render_tier.rendering.image_parts import (
+    ImagePart,
+    Kind,
+    Mark,
+    MediaMarks,
+    ignored_details,
+    image_parts,
+)
 from render_tier.rendering.settings import ContentFormat
 
-MARKS = ImageMarks("<mark><pad></mark>", "<pad>")
+MARKS = MediaMarks({"image": Mark("<mark><pad></mark>", "<pad>"), "video": Mark("<film>", "<reel>")})
 IMAGE = {"type": "image_url", "image_url": {"url": "u"}}
+VIDEO = {"type": "video_url", "video_url": {"url": "w"}}
+BOTH: Sequence[Kind] = ("image", "video")
 
 
 def text(words: str) -> dict[str, Any]:
@@ -23,7 +33,7 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-def shown(*parts: Any, form: ContentFormat, marks: ImageMarks = MARKS) -> Any:
+def shown(*parts: Any, form: ContentFormat, marks: MediaMarks = MARKS) -> Any:
     (message,) = to_conversation(
         [user(*parts)], form, model="m", strict_history=False, warnings=[], marks=marks
     )
@@ -35,13 +45,15 @@ def test_images_are_found_in_the_order_of_the_prompt() -> None:
         {"role": "system", "content": "Be brief."},
         user(text("a"), IMAGE, "b", {"image_url": "v"}),
         {"role": "assistant", "content": None},
-        user({"type": "input_image", "image_url": "w"}, {**IMAGE, "uuid": 7}),
+        user({"type": "input_image", "image_url": "w"}, {**IMAGE, "uuid": 7}, VIDEO, {"video_url": "x"}),
     ]
-    assert image_parts(messages) == [
+    assert image_parts(messages, BOTH) == [
         ImagePart("messages.1.content.1.image_url", "u"),
         ImagePart("messages.1.content.3.image_url", "v"),
         ImagePart("messages.3.content.0.image_url", "w"),
         ImagePart("messages.3.content.1.image_url", "u", "7"),
+        ImagePart("messages.3.content.2.video_url", "w", kind="video"),
+        ImagePart("messages.3.content.3.video_url", "x", kind="video"),
     ]
 
 
@@ -60,8 +72,13 @@ def test_images_are_found_in_the_order_of_the_prompt() -> None:
 )
 def test_refused(part: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
-        image_parts([user(text("a"), part)])
+        image_parts([user(text("a"), part)], BOTH)
     assert (caught.value.param or "").startswith("messages.0.content.1")
+
+
+def test_videos_of_a_model_that_takes_none() -> None:
+    with pytest.raises(BadRequest, match="'video_url' parts are not supported for this model; images are"):
+        image_parts([user(VIDEO)], BOTH[:1])
 
 
 def image(**fields: Any) -> dict[str, Any]:
@@ -71,7 +88,7 @@ def image(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
 def test_details_are_known_and_change_nothing(detail: str | None) -> None:
     messages = [user(image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail})]
-    parts = image_parts(messages)
+    parts = image_parts(messages, BOTH)
     assert [part.detail for part in parts] == [detail, detail]
     told = ignored_details(parts)
     assert len(told) == (0 if detail in ("auto", None) else 2)
@@ -82,26 +99,27 @@ def test_details_are_known_and_change_nothing(detail: str | None) -> None:
 def test_details_that_are_none(detail: Any) -> None:
     for part in (image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail}):
         with pytest.raises(BadRequest, match="one of auto, low, high, original") as caught:
-            image_parts([user(text("a"), part)])
+            image_parts([user(text("a"), part)], BOTH)
         assert caught.value.param == "messages.0.content.1.image_url.detail"
 
 
 def test_an_image_may_be_meant_by_its_name_alone() -> None:
     parts = ({"type": "image_url", "uuid": "x"}, {"type": "image_url", "image_url": None, "uuid": 7})
-    assert image_parts([user(*parts, {"image_url": {"url": None}, "uuid": "z"})]) == [
+    assert image_parts([user(*parts, {"image_url": {"url": None}, "uuid": "z"})], BOTH) == [
         ImagePart("messages.0.content.0.image_url", None, "x"),
         ImagePart("messages.0.content.1.image_url", None, "7"),
         ImagePart("messages.0.content.2.image_url", None, "z"),
     ]
     with pytest.raises(BadRequest, match="needs a `url`"):
-        image_parts([user({"image_url": "", "uuid": "x"})])
+        image_parts([user({"image_url": "", "uuid": "x"})], BOTH)
 
 
 def test_template_that_takes_parts_is_shown_where_images_are() -> None:
-    assert shown(text("a"), {**IMAGE, "size": "large"}, "b", form="openai") == [
+    assert shown(text("a"), {**IMAGE, "size": "large"}, "b", VIDEO, form="openai") == [
         text("a"),
         {"type": "image", "size": "large"},
         text("b"),
+        {"type": "video"},
     ]
 
 
@@ -113,6 +131,10 @@ def test_template_that_takes_parts_is_shown_where_images_are() -> None:
         ((text("a <mark><pad></mark> b"), IMAGE), "a <mark><pad></mark> b"),
         ((text("a <mark><pad></mark> b"), IMAGE, IMAGE), "<mark><pad></mark>\na <mark><pad></mark> b"),
         ((text("a"), text("b")), "a\nb"),
+        ((IMAGE, VIDEO, text("a"), IMAGE), "<mark><pad></mark>\n<mark><pad></mark>\n<film>\na"),
+        ((VIDEO, text("a"), IMAGE), "<film>\n<mark><pad></mark>\na"),
+        ((text("a <film> b"), VIDEO, VIDEO), "<film>\na <film> b"),
+        ((text("no <mark><pad></mark>"), VIDEO), "<film>\nno <mark><pad></mark>"),
     ],
 )
 def test_content_as_one_string_has_marks_in_front_or_where_its_text_has_them(
@@ -130,6 +152,9 @@ def test_more_marks_than_images() -> None:
 def test_text_that_spells_the_place_of_an_image(part: Any) -> None:
     with pytest.raises(BadRequest, match="taken for the place of an image"):
         shown(IMAGE, part, form="openai")
-    as_text = ImageMarks(MARKS.text, MARKS.token, literal_is_text=True)
+    as_text = MediaMarks(MARKS.by_kind, literal_is_text=True)
     assert shown(IMAGE, part, form="openai", marks=as_text)[1] == text("see <pad>")
     assert shown(part, form="openai") == [text("see <pad>")]
+    assert shown(VIDEO, part, form="openai")[1] == text("see <pad>")
+    with pytest.raises(BadRequest, match="taken for the place of a video"):
+        shown(VIDEO, text("a <reel>"), form="openai")

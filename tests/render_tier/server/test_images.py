@@ -321,8 +321,8 @@ def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Servi
         ),
         (chat({"type": "image_url", "image_url": {}}), 400, "messages.0.content.0.image_url", "`url`"),
         (
-            chat({"type": "video_url", "video_url": {"url": "data:,"}}),
-            *(400, "messages.0.content.0", "'video_url' parts are not supported"),
+            chat({"type": "audio_url", "audio_url": {"url": "data:,"}}),
+            *(400, "messages.0.content.0", "'audio_url' parts are not supported"),
         ),
         (chat(part(SMALL), text("see <|image_pad|>")), 400, "messages", "taken for the place of an image"),
         (chat(part(SMALL), truncate_prompt_tokens=3), 400, "messages", "0 places for images"),

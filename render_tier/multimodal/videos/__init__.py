@@ -1,0 +1,1 @@
+"""Videos, made into what the model's vision part is given: some frames of each."""

@@ -1,0 +1,173 @@
+"""Processes that decode videos (`decoder.py`): each for one file at a time, bounded in memory and in time,
+and ended for any fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from render_tier.multimodal.decoding import UnreadableImage
+from render_tier.multimodal.videos.opened import Frame
+
+LONGEST_LINE = 1 << 16
+KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+"""Variables that a process has of this one's: no secret is among them."""
+SET = {
+    "OPENCV_LOG_LEVEL": "OFF",
+    "OPENCV_FFMPEG_LOGLEVEL": "-8",
+    "OPENCV_FFMPEG_CAPTURE_OPTIONS": "threads;1",
+}
+
+
+class DecoderPool:
+    """As many processes as are in use at once. Thread-safe."""
+
+    def __init__(self, *, seconds: float, memory_bytes: int) -> None:
+        """``seconds``: that one call may wait for a process. ``memory_bytes``: of a process."""
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._idle: list[_Decoder] = []
+        self._lock = threading.Lock()
+
+    def about(self, data: bytes) -> dict[str, Any]:
+        """Width, height, number and rate of frames. Raises UnreadableImage."""
+        with self._decoder() as decoder:
+            decoder.ask(data, None)
+            return decoder.line()
+
+    def frames(
+        self, data: bytes, indices: Sequence[int], width: int, height: int
+    ) -> Generator[Frame, None, list[int]]:
+        """The frames of ``indices`` that can be read, each until the next one is asked for. Returns the
+        indices of those. Raises UnreadableImage."""
+        with self._decoder() as decoder:
+            decoder.ask(data, indices)
+            frame = np.empty((height, width, 3), np.uint8)
+            count = 0
+            while decoder.has_more() and count < len(indices):
+                decoder.read_into(frame.reshape(-1).data)
+                count += 1
+                yield frame
+            sent = set(decoder.line()["sent"])
+            read = [index for index in indices if index in sent]
+            if len(read) != count:
+                raise EOFError
+            return read
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for decoder in idle:
+            decoder.end()
+
+    @contextmanager
+    def _decoder(self) -> Iterator[_Decoder]:
+        with self._lock:
+            decoder = self._idle.pop() if self._idle else None
+        if decoder is None:
+            decoder = _Decoder(self._memory_bytes)
+        decoder.seconds = self._seconds
+        try:
+            yield decoder
+        except _Refused as refused:
+            self._put_back(decoder)
+            raise UnreadableImage(str(refused)) from None
+        except Exception as fault:
+            decoder.end()
+            if isinstance(fault, TimeoutError):
+                raise UnreadableImage(
+                    f"reading the video takes longer than {self._seconds:g} seconds"
+                ) from None
+            raise UnreadableImage("the video cannot be read: the program that does so ended at it") from None
+        except BaseException:  # frames that were not all asked for
+            decoder.end()
+            raise
+        else:
+            self._put_back(decoder)
+
+    def _put_back(self, decoder: _Decoder) -> None:
+        with self._lock:
+            self._idle.append(decoder)
+
+
+class _Refused(Exception):
+    """What the program says of a file."""
+
+
+class _Decoder:
+    def __init__(self, memory_bytes: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "render_tier.multimodal.videos.decoder", str(memory_bytes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**{name: os.environ[name] for name in KEPT if name in os.environ}, **SET},
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for pipe in (self._requests, self._answers):
+            os.set_blocking(pipe, False)
+        self.seconds = 0.0
+        """Left to wait for it."""
+
+    def ask(self, data: bytes, indices: Sequence[int] | None) -> None:
+        """Raises TimeoutError and OSError."""
+        asked = {"size": len(data), "indices": None if indices is None else list(indices)}
+        self._write(memoryview(json.dumps(asked).encode() + b"\n"))
+        self._write(memoryview(data))
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            self._wait(writing=True)
+            data = data[os.write(self._requests, data) :]
+
+    def read_into(self, target: memoryview) -> None:
+        """Raises TimeoutError, OSError and EOFError."""
+        while target:
+            self._wait(writing=False)
+            count = os.readv(self._answers, [target])
+            if not count:
+                raise EOFError
+            target = target[count:]
+
+    def has_more(self) -> bool:
+        mark = bytearray(1)
+        self.read_into(memoryview(mark))
+        return mark != b"\0"
+
+    def line(self) -> dict[str, Any]:
+        """Raises _Refused, and as `read_into`."""
+        line, byte = bytearray(), bytearray(1)
+        while byte != b"\n" and len(line) < LONGEST_LINE:
+            self.read_into(memoryview(byte))
+            line += byte
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise _Refused(answer["error"])
+        return answer
+
+    def _wait(self, *, writing: bool) -> None:
+        ready = select.poll()
+        ready.register(*(self._requests, select.POLLOUT) if writing else (self._answers, select.POLLIN))
+        began = time.monotonic()
+        found = ready.poll(1000 * self.seconds)
+        self.seconds = max(self.seconds - (time.monotonic() - began), 0.0)
+        if not found:
+            raise TimeoutError
+
+    def end(self) -> None:
+        self._process.kill()
+        with self._process:  # closes the pipes and waits
+            pass

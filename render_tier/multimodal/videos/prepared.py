@@ -1,0 +1,157 @@
+"""A video to what a reply holds for it; the same video is processed once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from render_tier.multimodal.decoding import UnreadableImage
+from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
+from render_tier.multimodal.families import Replacement, VideoForm, VideoPlaces
+from render_tier.multimodal.hashing import video_hash
+from render_tier.multimodal.item import Arrays, ImageRefused
+from render_tier.multimodal.prepared import FLOAT_BYTES, ItemCache, Prepared, PreparedVideo
+from render_tier.multimodal.processors.qwen_video import QwenVideoProcessor, VideoLayout
+from render_tier.multimodal.processors.settings import Pixels
+from render_tier.multimodal.videos.opened import Frame, FramesMissing, OpenedVideo
+from render_tier.multimodal.videos.opening import VideoOpener, VideoSource
+from render_tier.multimodal.videos.sampling import Facts, middle_times
+
+
+@dataclass(frozen=True)
+class LoadedVideo:
+    """A video whose header has been read."""
+
+    key: bytes
+    """Digest of the file."""
+    data: bytes
+    opened: OpenedVideo
+    replacement: Replacement
+    """If every frame can be read."""
+    item_bytes: int
+    """Size of its items at most, but for a few bytes."""
+
+
+class VideoPreparation:
+    """For one model with one set of settings. Thread-safe."""
+
+    def __init__(
+        self,
+        form: VideoForm,
+        processor: QwenVideoProcessor,
+        opener: VideoOpener,
+        *,
+        model: str,
+        float_type: FloatType,
+        as_bytes: bool,
+        cache: ItemCache,
+    ) -> None:
+        """The arguments by name are those of `ImagePreparation`."""
+        self.form = form
+        self.cache = cache
+        self._processor = processor
+        self._opener = opener
+        self._model = model
+        self._float_type: FloatType = float_type
+        self._as_bytes = as_bytes
+
+    @property
+    def settings_digest(self) -> bytes:
+        """Of what decides what becomes of a video, but not of an image."""
+        return self._processor.settings_digest
+
+    def close(self) -> None:
+        """End the processes that are kept for the next video."""
+        self._opener.close()
+
+    def key(self, source: VideoSource) -> bytes:
+        kind = b"frames" if source.is_list else b"video"
+        return hashlib.sha256(kind + hashlib.sha256(source.data).digest()).digest()
+
+    def opened(self, source: VideoSource) -> tuple[bytes, LoadedVideo | Prepared]:
+        """As of images."""
+        key = self.key(source)
+        return key, self.cache.get(key) or self.load(key, source)
+
+    def load(self, key: bytes, source: VideoSource) -> LoadedVideo:
+        """Raises UnreadableImage, ImageTooLarge and ImageRefused."""
+        opened = self._opener.open(source, self.form.sampling)
+        layout = self._layout(opened, opened.planned)
+        values = 3 * self._processor.group * layout.groups * layout.width * layout.height
+        width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
+        replacement = self._replacement(layout, opened.planned)
+        return LoadedVideo(key, source.data, opened, replacement, values * width_of_one * 4 // 3)
+
+    def prepare(self, loaded: LoadedVideo) -> PreparedVideo:
+        """Raises UnreadableImage and ImageRefused."""
+        try:
+            video = self._processed(loaded, loaded.opened.planned)
+        except FramesMissing as missing:
+            try:
+                video = self._processed(loaded, missing.facts)
+            except FramesMissing:
+                raise UnreadableImage("the video's frames cannot be read reliably") from None
+        self.cache.put(loaded.key, video)
+        return video
+
+    def _processed(self, loaded: LoadedVideo, facts: Facts) -> PreparedVideo:
+        """Raises FramesMissing too."""
+        width, height = loaded.opened.size
+        layout = self._layout(loaded.opened, facts)
+        # vLLM's way: what is smaller is hashed.
+        keeps = 3 * width * height * len(facts.indices) < len(loaded.data)
+        with closing(loaded.opened.frames(facts)) as frames:
+            kept = _Kept(frames) if keeps else None
+            patches = self._processor.process(frames if kept is None else kept, layout)
+        mm_hash = video_hash(
+            loaded.data,
+            model=self._model,
+            facts=facts.described(),
+            frames=None if kept is None else np.stack(kept.frames),
+        )
+        items = self._items(patches, layout, facts)
+        return PreparedVideo(items, self.form.modality, self._replacement(layout, facts), mm_hash)
+
+    def _layout(self, opened: OpenedVideo, facts: Facts) -> VideoLayout:
+        if not facts.indices:
+            raise UnreadableImage("none of the video's frames can be read")
+        if not facts.taken_rate > 0:
+            raise ImageRefused("a video that does not say how many frames a second it has")
+        return self._processor.layout(len(facts.indices), *opened.size)
+
+    def _replacement(self, layout: VideoLayout, facts: Facts) -> Replacement:
+        times = middle_times(facts, self._processor.group)
+        return self.form.replacement(VideoPlaces(layout.groups, layout.height, layout.width, times))
+
+    def _items(self, patches: Pixels, layout: VideoLayout, facts: Facts) -> tuple[EncodedItem, ...]:
+        groups, down, across = self._processor.grid(layout)
+        if self.form.modality == "image":
+            grid = np.array([1, down, across], np.int64)
+            return tuple(self._encoded({"pixel_values": group, "image_grid_thw": grid}) for group in patches)
+        arrays: Arrays = {
+            "pixel_values_videos": patches.reshape(-1, patches.shape[-1]),
+            "video_grid_thw": np.array([groups, down, across], np.int64),
+            "second_per_grid_ts": np.array(self._processor.group / facts.taken_rate, np.float32),
+        }
+        return (self._encoded(arrays),)
+
+    def _encoded(self, arrays: Arrays) -> EncodedItem:
+        return encode_item(arrays, self.form, self._float_type)
+
+
+class _Kept:
+    """Frames that are remembered when they are asked for."""
+
+    def __init__(self, frames: Iterator[Frame]) -> None:
+        self._given = frames
+        self.frames: list[npt.NDArray[np.uint8]] = []
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in self._given:
+            self.frames.append(frame.copy())
+            yield frame

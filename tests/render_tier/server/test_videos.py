@@ -1,0 +1,211 @@
+"""Videos over HTTP: prompts and items that are vLLM's, and what is refused.
+
+What vLLM made of the same chats is recorded (`tests/vllm/record_videos.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from render_tier.multimodal.prepared import PreparedVideo
+from render_tier.multimodal.videos.prepared import LoadedVideo
+from render_tier.server.service import Service
+from tests.support import video_models
+from tests.support.image_corpus import PATH, read_item
+from tests.support.render_app import app_client, idle, load_service, settings_for
+from tests.support.tiled_models import digest
+from tests.support.video_corpus import RECORDED, contents, file_url, film, frames_url, part, text
+
+RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory, qwen3_dir: Path) -> dict[str, Service]:
+    """Of models named as the recorded ones were: the name is a part of every hash."""
+    scratch = tmp_path_factory.mktemp("videos")
+    made = {}
+    for name in video_models.MODELS:
+        directory = video_models.lay_out(name, qwen3_dir, scratch / name)
+        settings = settings_for(directory, served_model_name=("m",))
+        made[name] = Service(settings, replace(load_service(settings).assets, name=name))
+    return made
+
+
+@asynccontextmanager
+async def served(service: Service, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+    settings = settings_for(service.assets.directory, served_model_name=("m",), **changes)
+    if changes:
+        service = await asyncio.to_thread(Service, settings, service.assets)
+    app, client = await app_client(settings, service)
+    try:
+        yield client
+        intake = app.runtime.images
+        assert intake is not None
+        assert (intake.files.held, intake.items.held) == (0, 0)
+    finally:
+        await client.aclose()
+        await idle(app)
+
+
+def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}], "max_tokens": 8, **fields}
+
+
+@pytest.mark.parametrize("name", video_models.MODELS)
+async def test_prompts_and_items_are_vllms(services: dict[str, Service], name: str) -> None:
+    async with served(services[name]) as client:
+        for title, content in contents().items():
+            response = await client.post(PATH, json=chat(*content))
+            expected = RECORDS[name][title]
+            if "error" in expected:
+                assert response.status_code == 400, title
+                continue
+            assert response.status_code == 200, (title, response.text)
+            answer = response.json()
+            assert digest(answer["token_ids"]) == expected["ids"], title
+            (in_groups if name == "qwen3_vl" else whole)(answer["features"], expected, title)
+
+
+def whole(features: dict[str, Any], expected: dict[str, Any], title: str) -> None:
+    """The features are vLLM's."""
+    assert features["mm_hashes"] == expected["hashes"], title
+    places = {
+        kind: [[[place["offset"], place["length"]]] for place in places]
+        for kind, places in features["mm_placeholders"].items()
+    }
+    assert places == expected["ranges"], title
+    items = {kind: [read_item(item) for item in each] for kind, each in features["kwargs_data"].items()}
+    assert json.loads(json.dumps(items)) == expected["items"], title
+    for kind, each in features["mm_metadata"].items():
+        for item, of_vllm in zip(each, expected["items"][kind], strict=True):
+            kept = {field for field, value in of_vllm.items() if value["layout"][1]["keep_on_cpu"]}
+            assert read_item(item).keys() == kept, title
+
+
+def in_groups(features: dict[str, Any], expected: dict[str, Any], title: str) -> None:
+    """Each run of vLLM's places is that of an image, and a video's pixels are those of its runs together."""
+    assert features.keys() >= {"mm_hashes"}
+    assert {*features["mm_hashes"], *features["kwargs_data"]} == {"image"}, title
+    runs = [run for places in expected["ranges"].values() for place in places for run in place]
+    places = [[place["offset"], place["length"]] for place in features["mm_placeholders"]["image"]]
+    assert places == sorted(runs), title
+    by_place = dict(zip(map(tuple, places), features["kwargs_data"]["image"], strict=True))
+    for place, of_vllm in zip(expected["ranges"]["video"], expected["items"]["video"], strict=True):
+        items = [msgspec.msgpack.decode(b64decode(by_place[tuple(run)])) for run in place]
+        pixels = b"".join(bytes(item["pixel_values"]["data"][2].data) for item in items)
+        kind, _, _, expected_pixels = of_vllm["pixel_values_videos"]["tensor"]
+        assert hashlib.sha256(pixels).hexdigest() == expected_pixels, title
+        assert {item["pixel_values"]["data"][0] for item in items} == {kind}, title
+        grid = [b"".join(item["image_grid_thw"]["data"][2].data[:8] for item in items), len(items)]
+        assert grid == [(1).to_bytes(8, "little") * len(items), len(place)], title
+    for number, hashed in enumerate(expected["hashes"].get("image", [])):
+        start, length = expected["ranges"]["image"][number][0]
+        assert features["mm_hashes"]["image"][places.index([start, length])] == hashed, title
+
+
+SMALL = part(frames_url(film(4, 64, 48)))
+FILE = part(file_url("short.mp4"))
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "message"),
+    [
+        ("data:video/mp4;base64,AAAA", 400, "known format"),
+        ("data:video/jpeg;base64,AAAA,", 400, "frame 0: not a readable image"),
+        ("data:video/jpeg,AAAA", 400, "only base64 data URLs"),
+        (frames_url(film(2, 900, 3)), 400, "200 times longer"),
+        ("http://127.0.0.1/x", 400, "not on the public network"),
+        ("http://name.invalid/x", 422, "the video's host cannot be resolved"),
+        ("ftp://host/x", 400, "HTTP, data or file URL"),
+        ("", 400, "the video needs a `url`"),
+    ],
+)
+async def test_urls_that_are_refused(
+    services: dict[str, Service], url: str, status: int, message: str
+) -> None:
+    async with served(services["qwen2_5_vl"]) as client:
+        response = await client.post(PATH, json=chat(text("a"), part(url)))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (status, "messages.0.content.1.video_url")
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (chat({"type": "audio_url", "audio_url": {"url": "x"}}), "messages.0.content.0", "'audio_url' parts"),
+        (chat({"type": "input_audio", "input_audio": {}}), "messages.0.content.0", "'input_audio' parts"),
+        (chat(SMALL, text("see <|video_pad|>")), "messages", "taken for the place of a video"),
+        (chat(SMALL, truncate_prompt_tokens=3), "messages", "0 places for videos"),
+        (chat(SMALL, mm_processor_kwargs={"max_pixels": 3136}), "mm_processor_kwargs", "beside videos"),
+        (chat(SMALL, media_io_kwargs={"video": {"num_frames": 3}}), "media_io_kwargs", "beside videos"),
+    ],
+)
+async def test_refused(services: dict[str, Service], body: Any, param: str, message: str) -> None:
+    async with served(services["qwen2_5_vl"], trust_request_mm_kwargs=True) as client:
+        response = await client.post(PATH, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+
+
+async def test_limits(services: dict[str, Service]) -> None:
+    async def refused(*parts: Any, **changes: Any) -> str:
+        async with served(services["qwen3_vl"], **changes) as client:
+            response = await client.post(PATH, json=chat(*parts))
+        assert response.status_code == 400
+        message: str = response.json()["error"]["message"]
+        return message
+
+    one = {"video": 1}
+    assert "At most 1 video(s)" in await refused(SMALL, FILE, limit_mm_per_prompt=one)
+    assert "'video_url' parts are not supported" in await refused(FILE, limit_mm_per_prompt={"video": 0})
+    assert "file is larger than 1024 bytes" in await refused(SMALL, max_video_bytes=1024)
+    assert "file is larger than 1024 bytes" in await refused(FILE, max_video_bytes=1024)
+    assert "at most 9215 pixels" in await refused(FILE, max_video_pixels=9215)
+    assert "at most 3071 are allowed" in await refused(FILE, max_image_pixels=3071)
+    assert "takes longer than 1e-06 seconds" in await refused(FILE, video_decoder_seconds=1e-6)
+
+
+async def test_a_video_is_processed_once(
+    services: dict[str, Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = services["qwen2_5_vl"]
+    assert service.images is not None
+    videos = service.images.vision.videos
+    assert videos is not None
+    prepare, processed = videos.prepare, []
+
+    def counted(loaded: LoadedVideo) -> PreparedVideo:
+        processed.append(loaded.key)
+        return prepare(loaded)
+
+    monkeypatch.setattr(videos, "prepare", counted)
+    body = chat(part(frames_url(film(3, 40, 30, seed=77))), text("?"))
+    async with served(service) as client:
+        answers = await asyncio.gather(*(client.post(PATH, json=body) for _ in range(3)))
+        answers.append(await client.post(PATH, json=body))
+        count = await client.post("/tokenize", json=body)
+    assert len({answer.text.partition("features")[2] for answer in answers}) == 1
+    assert len(processed) == 1
+    assert count.json()["tokens"] == answers[0].json()["token_ids"]
+
+
+async def test_frames_without_opencv(services: dict[str, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("render_tier.multimodal.videos.opening.find_spec", lambda name: None)
+    async with served(services["qwen2_vl"], max_video_pixels=1 << 20) as client:
+        response = await client.post(PATH, json=chat(FILE))
+        assert "lists of frames only" in response.json()["error"]["message"]
+        assert (await client.post(PATH, json=chat(SMALL))).status_code == 200

@@ -1,0 +1,77 @@
+"""Videos that clients send, of which it is recorded what vLLM makes of them."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tests.support.images import data_url, file, picture
+
+DATA = Path(__file__).resolve().parents[1] / "conformance" / "data"
+RECORDED = DATA / "videos.json"
+FILES = DATA / "videos"
+"""Films of up to 400 frames: MPEG-4, H.264 (also turned by its header, and with frames that an edit list
+hides), Motion JPEG and VP9, in MP4, Matroska, WebM and AVI; and cut off."""
+Json = dict[str, Any]
+
+
+def frames_url(frames: Sequence[Image.Image | bytes]) -> str:
+    """Frames as a list of images' files."""
+    files = [frame if isinstance(frame, bytes) else file(frame, "JPEG") for frame in frames]
+    return "data:video/jpeg;base64," + ",".join(b64encode(each).decode() for each in files)
+
+
+def file_url(name: str) -> str:
+    return data_url((FILES / name).read_bytes(), "video/mp4")
+
+
+def film(frames: int, width: int, height: int, seed: int = 0) -> list[Image.Image]:
+    return [picture(width, height, seed=seed * 1000 + number) for number in range(frames)]
+
+
+def part(url: str, **fields: Any) -> Json:
+    return {"type": "video_url", "video_url": {"url": url}, **fields}
+
+
+def image_part(width: int, height: int) -> Json:
+    return {"type": "image_url", "image_url": {"url": data_url(file(picture(width, height)))}}
+
+
+def text(words: str) -> Json:
+    return {"type": "text", "text": words}
+
+
+def contents() -> Mapping[str, list[Json]]:
+    """By name, the parts of a message."""
+    small = frames_url(film(4, 64, 48))
+    return {
+        "small": [part(small)],
+        "odd number of frames": [text("See"), part(frames_url(film(5, 90, 60, seed=1))), text("What is it?")],
+        "two frames": [part(frames_url(film(2, 30, 200)))],
+        "larger": [part(frames_url(film(6, 640, 360, seed=2))), text("So?")],
+        "as long as may be": [part(frames_url(film(32, 40, 40, seed=3)))],
+        "longer": [part(frames_url(film(35, 40, 40, seed=3)))],
+        "of several kinds": [
+            part(
+                frames_url(
+                    [
+                        file(picture(64, 48, "L"), "JPEG"),
+                        file(picture(64, 48, "RGBA")),
+                        file(picture(64, 48, "CMYK"), "JPEG"),
+                        file(picture(64, 48)),
+                    ]
+                )
+            )
+        ],
+        "two videos": [part(small), text("and"), part(frames_url(film(3, 50, 70, seed=4)))],
+        "the same twice": [part(small), part(small)],
+        "beside images": [image_part(60, 40), text("a"), part(small), text("b"), image_part(200, 100)],
+        "frames smaller than their files": [part(frames_url(film(4, 3, 2, seed=6)))],
+        **{f"file {each.name}": [text("See"), part(file_url(each.name))] for each in sorted(FILES.iterdir())},
+        "a file and frames": [part(file_url("h264.mp4")), text("or"), part(small)],
+        "named": [part(small, uuid="mine"), part(small)],
+    }

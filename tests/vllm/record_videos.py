@@ -1,0 +1,63 @@
+"""Record what vLLM makes of the chats of `tests.support.video_corpus`.
+
+    VLLM_ENV=$(scripts/vllm_env.sh) python -m tests.vllm.record_videos
+
+Writes `tests/conformance/data/videos.json`, in about a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support import video_models, vllm
+from tests.support.tiled_models import digest
+from tests.support.video_corpus import RECORDED, contents
+from tests.vllm.record_images import DECLARATIONS, MODELS
+from tests.vllm.torchvision_reference import ROOT, torchvision_path
+
+
+def vllm_videos(chats: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
+    """``scratch`` is empty. The models' names, which are a part of hashes, are those of `video_models`."""
+    names = list(video_models.MODELS)
+    for name in names:
+        video_models.lay_out(name, tokenizer, scratch / name)
+    path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
+    done = subprocess.run(
+        [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.video_prompts"],
+        input=json.dumps({"models": names, "contents": chats}),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=scratch,
+        env=vllm.process_environment(scratch / "scratch", threads=1) | {"PYTHONPATH": path},
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    for model in result["models"].values():
+        for answer in model.values():
+            if "ids" in answer:
+                answer["ids"] = digest(answer["ids"])
+    return result
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        found = vllm_videos(contents(), Path(scratch), MODELS / "qwen3")
+    lines = [
+        f"{json.dumps(name)}: {{\n"
+        + ",\n".join(f"{json.dumps(title)}: {json.dumps(answer)}" for title, answer in model.items())
+        + "\n}"
+        for name, model in found["models"].items()
+    ]
+    text = f'{{"made_by": {json.dumps(found["made_by"])},\n"models": {{\n' + ",\n".join(lines) + "\n}}\n"
+    RECORDED.write_text(text)
+    print(f"{', '.join(found['models'])} by {found['made_by']}")
+
+
+if __name__ == "__main__":
+    main()

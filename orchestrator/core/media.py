@@ -14,6 +14,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from orchestrator.core.grids import grid_fault
+
 
 class FeaturesError(ValueError):
     """Features that do not belong to their prompt; the message says why."""
@@ -57,6 +59,10 @@ def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...
     for modality, names in hashes.items():
         if any(len(part[modality]) != len(names) for part in told):
             raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
+        if modality == "image" and features.mm_metadata is not None:
+            lengths = [place.length for place in places[modality]]
+            if fault := grid_fault(features.mm_metadata[modality], lengths):
+                raise FeaturesError(f"mm_placeholders and mm_metadata of features do not agree: {fault}")
         data = features.kwargs_data
         sizes = [0] * len(names) if data is None else [memoryview(each).nbytes for each in data[modality]]
         items += [

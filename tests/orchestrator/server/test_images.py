@@ -78,17 +78,6 @@ async def test_features_that_do_not_fit_the_prompt_are_renders_fault(launch: Lau
         await stack.settled()
 
 
-async def test_a_turn_with_images_is_not_gone_on_from(launch: Launch) -> None:
-    """Render takes no continuation beside images, and the history shows them in every later turn."""
-    async with launch() as stack:
-        stack.render.features = FEATURES
-        for _ in range(2):
-            answer = (await ask(stack, conversation_id="c")).json()
-            assert answer["continuation"]["reason"] == "unknown_conversation"
-        assert [body.get("continuation") for body in stack.render.requests[f"{CHAT}/render"]] == [None, None]
-        await stack.settled()
-
-
 @pytest.mark.parametrize("taken", [False, True])
 async def test_features_of_clients_are_taken_where_the_settings_say_so(launch: Launch, taken: bool) -> None:
     async with launch(settings={"policy": {"client_features": taken}}) as stack:

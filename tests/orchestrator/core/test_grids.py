@@ -1,0 +1,107 @@
+"""Grids of images against their places, in what render says and in what clients of token IDs send."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.legs import RenderReplyError, read_render_reply
+from orchestrator.core.token_in import read_token_request
+from render_tier.multimodal.encoding import encode_item
+from render_tier.multimodal.families import Family, Field, Replacement
+from render_tier.protocol.errors import BadRequest
+
+Grid = tuple[int, int, int]
+
+
+def unused(*_: object) -> Replacement:
+    raise AssertionError
+
+
+FAMILY = Family(
+    *("", "", 0),
+    {"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)},
+    *(unused, 1, False, {}),
+)
+
+
+def told(grid: Grid) -> str:
+    """Metadata as the render tier encodes it."""
+    arrays = {"pixel_values": np.zeros((1, 4), np.uint8), "image_grid_thw": np.array(grid)}
+    metadata = encode_item(arrays, FAMILY, "bfloat16").metadata
+    assert metadata is not None
+    return metadata.decode()
+
+
+def request(images: list[tuple[str | None, int]]) -> bytes:
+    """With an image for each (metadata, tokens of its place)."""
+    token_ids, places = [1], []
+    for _, length in images:
+        places.append({"offset": len(token_ids), "length": length})
+        token_ids += [9] * length + [2]
+    features: dict[str, Any] = {
+        "mm_hashes": {"image": [str(number) for number in range(len(images))]},
+        "mm_placeholders": {"image": places},
+        "kwargs_data": {"image": ["ZGF0YQ=="] * len(images)},
+        "mm_metadata": {"image": [metadata for metadata, _ in images]},
+    }
+    return msgspec.json.encode({"token_ids": token_ids, "sampling_params": {}, "features": features})
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)), max_size=4),
+    st.integers(1, 3),
+)
+def test_grids_that_fit(grids: list[Grid], merge: int) -> None:
+    images = [(told((t, merge * rows, merge * columns)), t * rows * columns) for t, rows, columns in grids]
+    assert len(read_render_reply(request(images)).media) == len(grids)
+    assert len(read_token_request(request(images)).prompt.media) == len(grids)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([((1, 4, 4), 5)], "an image of 16 patches has a place of 5 tokens"),
+        ([((1, 4, 4), 4), ((1, 4, 6), 7)], "an image of 24 patches has a place of 7 tokens"),
+        ([((1, 4, 4), 8)], "an image of 16 patches has a place of 8 tokens"),
+        ([((1, 4, 4), 17)], "an image of 16 patches has a place of 17 tokens"),
+        ([((0, 4, 4), 4)], "an image of 0 patches"),
+        ([((-1, -4, 4), 4)], "an image of 0 patches"),
+        ([((1, 4, 4), 4), ((1, 4, 4), 16)], "images have tokens of 1 and 4 patches"),
+    ],
+)
+def test_grids_that_do_not_fit_reach_no_engine(images: list[tuple[Grid, int]], message: str) -> None:
+    encoded = request([(told(grid), length) for grid, length in images])
+    with pytest.raises(BadRequest, match=message) as refused:
+        read_token_request(encoded)
+    assert refused.value.param == "features"
+    with pytest.raises(RenderReplyError, match=message):
+        read_render_reply(encoded)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        "",
+        "no base64",
+        b64encode(b"no msgpack").decode(),
+        b64encode(msgspec.msgpack.encode({})).decode(),
+        b64encode(msgspec.msgpack.encode({"image_grid_thw": 1})).decode(),
+        b64encode(msgspec.msgpack.encode({"image_sizes": {"data": ["int64", [2], 1]}})).decode(),
+    ],
+)
+def test_metadata_without_a_grid_says_nothing(metadata: str | None) -> None:
+    assert len(read_token_request(request([(metadata, 3)])).prompt.media) == 1
+
+
+def test_patches_are_those_of_all_frames() -> None:
+    grid = (2, 4, 6)
+    assert read_render_reply(request([(told(grid), prod(grid) // 4)])).media[0].length == 12

@@ -1,11 +1,14 @@
-# Sourced by scripts that make a Python environment outside the checkout, once, and print its directory.
+# Sourced by scripts that make a directory outside the checkout, once, and print it.
 #
-#   cached_env NAME NEEDED_MB WHAT FILE...    makes ${XDG_CACHE_HOME:-~/.cache}/disagg-frontend/NAME-<digest of the
-#                                             interpreter, the files and $recipe>, so that clones share it, by calling
-#                                             the function `fill`, which installs into $target with `run`.
-#                                             WHAT says how long and how big. Sets $target.
+#   cached_env NAME NEEDED_MB WHAT FILE...    a Python environment, which the function `fill` installs into; named by a
+#                                             digest of the interpreter, the files and $recipe
+#   cached NAME NEEDED_MB WHAT STEP           what the function STEP puts there
 #
-# Everything but the result goes to stderr. PYTHON names the interpreter. A stamp written last says that an environment
+# Both set $target to ${XDG_CACHE_HOME:-~/.cache}/disagg-frontend/NAME, which clones share, and do nothing when it is
+# complete. The functions call `run` and write into $target; $work is for what is thrown away.
+# WHAT says how long and how big.
+#
+# Everything but the result goes to stderr. PYTHON names the interpreter. A stamp written last says that a directory
 # is complete; one without stamp is the rest of an interrupted run and is made anew (an environment cannot be built
 # elsewhere and moved in: its scripts hold full paths). A lock keeps two runs apart.
 python=${PYTHON:-python3}
@@ -44,8 +47,19 @@ cached_env() {
       echo "$recipe"
     } | sha256sum | cut -c1-12
   )
+  cached "$name-$digest" "$needed" "$what" environment
+}
+
+environment() {
+  pip=("$target/bin/python" -m pip --disable-pip-version-check --no-input)
+  run "environment" "$python" -m venv "$target"
+  fill
+}
+
+cached() {
+  local name=$1 needed=$2 what=$3 step=$4
   local parent=${XDG_CACHE_HOME:-$HOME/.cache}/disagg-frontend
-  target=$parent/$name-$digest
+  target=$parent/$name
   local stamp=$target/.complete
   [ ! -f "$stamp" ] || return 0
 
@@ -67,10 +81,9 @@ cached_env() {
   job=
   trap '[ -z "$job" ] || kill "$job" 2>/dev/null || true; rm -rf "$work"' EXIT
   rm -rf "$target"
+  mkdir "$target"
   : >"$log"
-  pip=("$target/bin/python" -m pip --disable-pip-version-check --no-input)
-  run "environment" "$python" -m venv "$target"
-  fill
+  "$step"
   date -u +%FT%TZ >"$stamp.tmp" && mv "$stamp.tmp" "$stamp"
   say "ready after $((SECONDS - started)) s"
 }

@@ -360,8 +360,9 @@ class Tier:
     def _find_images(self, body: dict[str, Any]) -> None:
         """As an engine that computes a prompt. One that lacks an image ends."""
         found = body.get("ec_transfer_params") or {}
-        for modality, hashes in (body["features"] or {"mm_hashes": {}})["mm_hashes"].items():
-            for image, data in zip(hashes, body["features"]["kwargs_data"][modality], strict=True):
+        features = body.get("features") or {"mm_hashes": {}}
+        for modality, hashes in features["mm_hashes"].items():
+            for image, data in zip(hashes, features["kwargs_data"][modality], strict=True):
                 kept_by = found.get(image, {}).get("kept_by")
                 kept = None if kept_by is None else self.peers[kept_by].encoded[image]
                 if data is None and kept is None and self.images is None:

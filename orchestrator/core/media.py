@@ -59,9 +59,9 @@ def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...
     for modality, names in hashes.items():
         if any(len(part[modality]) != len(names) for part in told):
             raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
-        if modality == "image" and features.mm_metadata is not None:
+        if features.mm_metadata is not None:
             lengths = [place.length for place in places[modality]]
-            if fault := grid_fault(features.mm_metadata[modality], lengths):
+            if fault := grid_fault(modality, features.mm_metadata[modality], lengths):
                 raise FeaturesError(f"mm_placeholders and mm_metadata of features do not agree: {fault}")
         data = features.kwargs_data
         sizes = [0] * len(names) if data is None else [memoryview(each).nbytes for each in data[modality]]

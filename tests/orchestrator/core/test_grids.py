@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.core.legs import RenderReplyError, read_render_reply
 from orchestrator.core.token_in import read_token_request
 from render_tier.multimodal.encoding import encode_item
-from render_tier.multimodal.families import Family, Field, Replacement
+from render_tier.multimodal.families import Family, Field, Replacement, VideoForm
 from render_tier.protocol.errors import BadRequest
 
 Grid = tuple[int, int, int]
@@ -32,25 +32,32 @@ FAMILY = Family(
 )
 
 
-def told(grid: Grid) -> str:
+VIDEO = VideoForm(
+    *("", "", 0, "video", "from the start"),
+    {"video_grid_thw": Field("batched", keep_on_cpu=True)},
+    unused,
+)
+
+
+def told(grid: Grid, modality: str = "image") -> str:
     """Metadata as the render tier encodes it."""
-    arrays = {"pixel_values": np.zeros((1, 4), np.uint8), "image_grid_thw": np.array(grid)}
-    metadata = encode_item(arrays, FAMILY, "bfloat16").metadata
+    arrays = {"pixel_values": np.zeros((1, 4), np.uint8), f"{modality}_grid_thw": np.array(grid)}
+    metadata = encode_item(arrays, FAMILY if modality == "image" else VIDEO, "bfloat16").metadata
     assert metadata is not None
     return metadata.decode()
 
 
-def request(images: list[tuple[str | None, int]]) -> bytes:
-    """With an image for each (metadata, tokens of its place)."""
+def request(images: list[tuple[str | None, int]], modality: str = "image") -> bytes:
+    """With an image, or a video, for each (metadata, tokens of its place)."""
     token_ids, places = [1], []
     for _, length in images:
         places.append({"offset": len(token_ids), "length": length})
         token_ids += [9] * length + [2]
     features: dict[str, Any] = {
-        "mm_hashes": {"image": [str(number) for number in range(len(images))]},
-        "mm_placeholders": {"image": places},
-        "kwargs_data": {"image": ["ZGF0YQ=="] * len(images)},
-        "mm_metadata": {"image": [metadata for metadata, _ in images]},
+        "mm_hashes": {modality: [str(number) for number in range(len(images))]},
+        "mm_placeholders": {modality: places},
+        "kwargs_data": {modality: ["ZGF0YQ=="] * len(images)},
+        "mm_metadata": {modality: [metadata for metadata, _ in images]},
     }
     return msgspec.json.encode({"token_ids": token_ids, "sampling_params": {}, "features": features})
 
@@ -105,3 +112,10 @@ def test_metadata_without_a_grid_says_nothing(metadata: str | None) -> None:
 def test_patches_are_those_of_all_frames() -> None:
     grid = (2, 4, 6)
     assert read_render_reply(request([(told(grid), prod(grid) // 4)])).media[0].length == 12
+
+
+def test_grids_of_videos() -> None:
+    metadata = told((2, 4, 6), "video")
+    assert read_render_reply(request([(metadata, 12)], "video")).media[0].length == 12
+    with pytest.raises(RenderReplyError, match="a video of 48 patches has a place of 13 tokens"):
+        read_render_reply(request([(metadata, 13)], "video"))

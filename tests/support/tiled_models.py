@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.support import vision_models
 from tests.support.pixel_cases import CLIP, HALF, IMAGENET, PINPOINTS, STEPS
+from tests.support.pixel_cases import MODELS as PIXELS
 
 RECORDED = Path(__file__).resolve().parents[1] / "conformance" / "data" / "image_prompts.json"
 """What vLLM makes of `SIZES` and `PROMPTS`."""
@@ -42,18 +43,21 @@ class TiledModel:
     preprocessor: Json
     processor: Json
     tokens: tuple[str, ...]
-    """Added to the tokenizer; the last one is the image's."""
+    """Added to the tokenizer; the last one is the image's. None where it has it already."""
     named_tokens: Json = field(default_factory=dict)
     """Of those, in tokenizer_config.json."""
     tokenizer: str = "qwen3"
+    steepest: int = 1000
+    """How much longer than the other one a side of an image may be."""
     overrides: Json = field(default_factory=dict)
     """The operator's `mm_processor_kwargs`."""
 
     @property
     def image_token(self) -> int:
         """Which a template writes."""
-        begins: int = self.config.get("boi_token_index", FIRST_ADDED + len(self.tokens) - 1)
-        return begins
+        if self.tokens:
+            return FIRST_ADDED + len(self.tokens) - 1
+        return int(self.config.get("boi_token_index") or self.config["image_token_id"])
 
 
 def _llava_next(vision: Json, strategy: str, pinpoints: list[list[int]], preprocessor: Json) -> TiledModel:
@@ -197,6 +201,31 @@ MODELS = {
     ),
     "internvl": _internvl(448, [448, 448], [14, 14], 12),
     "internvl_small": _internvl(224, 224, 14, 6),
+    "qwen3_5": TiledModel(
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "image_token_id": 151655,
+            "video_token_id": 151656,
+            "vision_start_token_id": 151652,
+            "vision_end_token_id": 151653,
+            "torch_dtype": "bfloat16",
+            "text_config": {**TEXT, "model_type": "qwen3_5_text"},
+            "vision_config": {
+                "model_type": "qwen3_5_vision",
+                "depth": 2,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_heads": 4,
+                "out_hidden_size": 64,
+                "patch_size": 16,
+            },
+        },
+        PIXELS["qwen3_vl"].preprocessor,
+        {"processor_class": "Qwen3VLProcessor"},
+        (),
+        steepest=200,
+    ),
     "gemma3_crops": TiledModel(
         vision_models.GEMMA3,
         vision_models.GEMMA3_PREPROCESSOR,
@@ -233,6 +262,12 @@ PROMPTS: tuple[tuple[tuple[int, int], ...], ...] = (
 """The sizes of a prompt's images."""
 
 
+def prompts(name: str) -> list[tuple[tuple[int, int], ...]]:
+    """Those of `PROMPTS` whose images the model takes."""
+    steepest = MODELS[name].steepest
+    return [sizes for sizes in PROMPTS if all(max(size) <= steepest * min(size) for size in sizes)]
+
+
 def prompt(name: str, images: int) -> list[int]:
     """Each image's token between two others."""
     token = MODELS[name].image_token
@@ -247,8 +282,6 @@ def digest(ids: list[int]) -> list[Any]:
 def lay_out(name: str, tokenizers: Path, target: Path) -> Path:
     """Write the model's directory; those of ``tokenizers`` have Qwen3's and Gemma 3's."""
     model = MODELS[name]
-    if not model.tokens:
-        return vision_models.lay_out(model.tokenizer, tokenizers, target)
     target.mkdir(parents=True)
     content = json.loads((tokenizers / model.tokenizer / "tokenizer.json").read_text())
     settings = json.loads((tokenizers / model.tokenizer / "tokenizer_config.json").read_text())
@@ -262,19 +295,23 @@ def lay_out(name: str, tokenizers: Path, target: Path) -> Path:
         }
         content["added_tokens"].append({"id": number, **added, "special": True})
         settings["added_tokens_decoder"][str(number)] = {**added, "special": True}
-    video = {"video_processor_type": "InternVLVideoProcessor", "processor_class": "InternVLProcessor"}
+    (image_token,) = (each["content"] for each in content["added_tokens"] if each["id"] == model.image_token)
+    kind = model.processor["processor_class"]
+    if model.named_tokens:
+        settings["extra_special_tokens"] = model.named_tokens
+    video = {"video_processor_type": kind.replace("Processor", "VideoProcessor"), "processor_class": kind}
     files = {
         "tokenizer.json": content,
-        "tokenizer_config.json": {**settings, "extra_special_tokens": model.named_tokens},
+        "tokenizer_config.json": settings,
         "config.json": model.config,
         "preprocessor_config.json": {
             **model.preprocessor,
-            "processor_class": model.processor["processor_class"],
+            "processor_class": kind,
         },
         "processor_config.json": model.processor,
         "video_preprocessor_config.json": video,
     }
-    (target / "chat_template.jinja").write_text(TEMPLATE.replace("IMAGE_TOKEN", model.tokens[-1]))
+    (target / "chat_template.jinja").write_text(TEMPLATE.replace("IMAGE_TOKEN", image_token))
     for file, json_content in files.items():
         (target / file).write_text(json.dumps(json_content))
     return target

@@ -34,12 +34,12 @@ from tests.support.render_app import app_client, idle, settings_for
 from tests.support.tiled_models import (
     FIRST_ADDED,
     MODELS,
-    PROMPTS,
     RECORDED,
     TiledModel,
     digest,
     lay_out,
     prompt,
+    prompts,
     sizes,
 )
 
@@ -109,15 +109,18 @@ def recorded() -> dict[str, Any]:
 def test_an_image_has_as_many_tokens_as_embeddings(opened: Opened, recorded: dict[str, Any]) -> None:
     name, family, processor = opened
 
-    def count(width: int, height: int) -> int:
+    def count(width: int, height: int) -> int | None:
         try:
             layout = processor.layout(width, height)
         except ImageRefused:
-            return 0
+            return None
         return embeddings(family.replacement(layout, width, height))
 
     given = {size: count(*size) for size in sizes()}
-    assert given == dict(zip(sizes(), recorded[name]["counts"], strict=True))
+    # Where vLLM has no token for an image of Pixtral's and Mistral 3's, its processor makes no picture of it.
+    assert given == {
+        size: found or None for size, found in zip(sizes(), recorded[name]["counts"], strict=True)
+    }
 
 
 def test_prompts_and_items_are_vllms(opened: Opened, recorded: dict[str, Any]) -> None:
@@ -131,7 +134,7 @@ def test_prompts_and_items_are_vllms(opened: Opened, recorded: dict[str, Any]) -
         max_pixels=1 << 24,
         cache_bytes=0,
     )
-    for given, expected in zip(PROMPTS, recorded[name]["prompts"], strict=True):
+    for given, expected in zip(prompts(name), recorded[name]["prompts"], strict=True):
         images = [prepared(preparation, width, height) for width, height in given]
         ids, ranges = expand(prompt(name, len(images)), family, [each.replacement for each in images])
         assert digest(ids) == expected["ids"], given

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
+import ssl
 from collections.abc import Mapping
 from typing import Final, Protocol, cast
 
@@ -301,15 +303,32 @@ class Connections:
         scheme, host, port = origin
         try:
             async with asyncio.timeout(self._connect_timeout):
-                _transport, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self, origin, hop),
-                    host,
-                    port,
-                    ssl=await self._tls.context() if scheme == "https" else None,
-                )
+                tls = await self._tls.context() if scheme == "https" else None
+                return await self._first_to_answer(hop, origin, host, port, tls)
         except (OSError, ValueError) as error:  # a time-out is an OSError; ValueError: no name that can be
             raise Absent(hop, f"the {hop} tier cannot be reached", detail=repr(error), member=url) from error
-        return connection
+
+    async def _first_to_answer(
+        self, hop: HopName, origin: Origin, host: str, port: int, tls: ssl.SSLContext | None
+    ) -> Connection:
+        """Raises the last address's ``OSError``. The name is looked up here: uvloop, told to connect to a
+        name and given up meanwhile, leaves the lookup behind, and complains of its error later."""
+        loop = asyncio.get_running_loop()
+        failure = OSError(f"{host} has no address")
+        for _, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                _transport, connection = await loop.create_connection(
+                    lambda: Connection(self, origin, hop),
+                    str(address[0]),
+                    port,
+                    ssl=tls,
+                    server_hostname=None if tls is None else host,
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return connection
+        raise failure
 
 
 def _request(method: str, target: URL, body: bytes | None, headers: Mapping[str, str]) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -261,6 +263,24 @@ async def test_nobody_there() -> None:
         with pytest.raises(Absent):
             await connections.send("decode", "GET", url, None, {}, Collected())
     await connections.close()
+
+
+def test_a_name_that_is_looked_up_for_too_long_leaves_nothing_behind() -> None:
+    complaints = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        connections = Connections(connect_timeout=1e-6, keepalive=5)
+        with pytest.raises(Absent):
+            await connections.send("decode", "GET", "http://no-such-member.invalid", None, {}, Collected())
+        # The next lookup of the name ends after the one that was given up.
+        with pytest.raises(socket.gaierror):
+            await asyncio.get_running_loop().getaddrinfo("no-such-member.invalid", 80)
+        await connections.close()
+        gc.collect()
+
+    uvloop.run(ask())
+    assert complaints == []
 
 
 async def test_no_header_can_hold_another() -> None:

@@ -176,12 +176,15 @@ def test_the_composed_system_is_one() -> None:
         assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
         assert service["read_only"] is True
         assert ("ports" in service) == (name == "orchestrator")
-    file = DEPLOY / content["configs"]["orchestrator"]["file"]
-    settings = Settings.model_validate(yaml.safe_load(file.read_text()))
+    [mount] = services["orchestrator"]["volumes"]
+    assert mount["target"] == services["orchestrator"]["command"][-1]
+    settings = Settings.model_validate(yaml.safe_load((DEPLOY / mount["source"]).read_text()))
     named = {url.split("//")[1] for url in (*settings.members.prefill, *settings.members.decode)}
     named |= {f"{one.name}:{one.port}" for one in settings.membership.dns}
     assert named == {"prefill:8000", "decode:8000", "render:8000"}
-    assert services["render"]["deploy"]["replicas"] == 2
+    assert services["render"]["deploy"] == {"mode": "replicated", "replicas": 2}, (
+        "podman-compose asks for both"
+    )
     assert content["networks"]["inside"]["internal"] is True
 
 

@@ -129,18 +129,21 @@ def test_panels_have_their_places_and_their_runbooks() -> None:
 
 def test_compose_mounts_where_the_programs_look() -> None:
     content = yaml.safe_load((DEPLOY / "compose.monitoring.yaml").read_text())
-    files = {name: DEPLOY / one["file"] for name, one in content["configs"].items()}
     targets = {
-        config["target"]: files[config["source"]]
+        mount["target"]: DEPLOY / mount["source"]
         for service in content["services"].values()
-        for config in service["configs"]
+        for mount in service["volumes"]
+        if mount["type"] == "bind"
     }
-    assert set(targets.values()) == set(files.values())
-    assert all(file.is_file() for file in files.values())
-    [provider] = yaml.safe_load(files["grafana-boards"].read_text())["providers"]
-    assert targets[f"{provider['options']['path']}/board.json"] == files["board"]
-    scraping = yaml.safe_load(files["prometheus"].read_text())
-    assert targets[f"/etc/prometheus/{scraping['rule_files'][0]}"] == files["rules"]
+    assert all(file.is_file() for file in targets.values())
+    boards, prometheus = DEPLOY / "grafana" / "boards.yaml", DEPLOY / "prometheus"
+    assert targets["/etc/grafana/provisioning/dashboards/boards.yaml"] == boards
+    [provider] = yaml.safe_load(boards.read_text())["providers"]
+    assert targets[f"{provider['options']['path']}/board.json"] == DEPLOY / "grafana" / "board.json"
+    [option] = [word for word in content["services"]["prometheus"]["command"] if "config.file" in word]
+    assert targets[option.partition("=")[2]] == prometheus / "prometheus.yml"
+    scraping = yaml.safe_load((prometheus / "prometheus.yml").read_text())
+    assert targets[f"/etc/prometheus/{scraping['rule_files'][0]}"] == prometheus / "rules.yaml"
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     named = {
         target.partition(":")[0]
@@ -149,6 +152,7 @@ def test_compose_mounts_where_the_programs_look() -> None:
         for target in one.get("targets", one.get("names"))
     }
     assert named == set(services)
-    [source] = yaml.safe_load(files["grafana-source"].read_text())["datasources"]
+    provisioned = targets["/etc/grafana/provisioning/datasources/prometheus.yaml"]
+    [source] = yaml.safe_load(provisioned.read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
     assert source["type"] == grafana_board.SOURCE["type"]

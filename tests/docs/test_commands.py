@@ -23,7 +23,17 @@ import typer
 from orchestrator import cli as orchestrator_cli
 from render_tier import cli as render_cli
 from tests.support import charts
-from tests.support.documented import PAGES, ROOT, VLLM_FLAGS, Command, blocks, commands, shell
+from tests.support.documented import (
+    PAGES,
+    ROOT,
+    VLLM_FLAGS,
+    Command,
+    blocks,
+    commands,
+    prints,
+    shell,
+    transcript,
+)
 from tests.support.processes import BIN
 
 LANGUAGES = {"json", "mermaid", "nginx", "python", "sh", "text", "toml", "yaml"}
@@ -175,13 +185,14 @@ KINDS = (
     Kind("render-tier", is_taken_by_our_parser, "serves until told; run in tests/docs/test_servers.py"),
     Kind("pd-orchestrator", is_taken_by_our_parser, "serves until told; run in tests/docs/test_servers.py"),
     Kind("pd-orchestrator status", is_taken_by_our_parser, "run in tests/docs/test_servers.py"),
-    Kind("pd-orchestrator explain", is_taken_by_our_parser, "run in tests/docs/test_servers.py"),
+    Kind("pd-orchestrator explain", is_taken_by_our_parser, "run in tests/e2e/test_demo.py"),
     Kind("pd-orchestrator key", runs, "run here"),
     Kind("pd-orchestrator plan --config", plans, "run here"),
     Kind("curl", elsewhere, "run in tests/e2e/test_demo.py"),
     Kind("python -m", is_a_program, "measures or records for minutes"),
     Kind("bash .ci/run", is_a_script, "runs this test"),
     Kind("scripts/vllm_env.sh", is_a_script, "downloads for minutes"),
+    Kind("scripts/kubernetes_api.sh", is_a_script, "downloads for minutes; run by tests/deploy"),
     Kind("scripts/torchvision_env.sh", is_a_script, "downloads for minutes"),
     Kind("scripts/lock_images.sh", is_a_script, "asks a package registry"),
     Kind("scripts/api_reference.py", is_a_script, "run in tests/docs/test_api_reference.py"),
@@ -242,6 +253,25 @@ def test_a_command_of_no_kind_is_noticed() -> None:
     [command] = shell("kubectl apply -f x.yaml", PAGES[0], 1)
     with pytest.raises(LookupError, match=r"README\.md:1: kubectl apply"):
         kind_of(command)
+
+
+def test_what_a_command_prints_is_held_against_what_is_shown() -> None:
+    assert prints("a: …\nend", "a: 1 2\n  end\n")
+    assert not prints("a: …\nend", "a: 1 2\n  end\nmore")
+    assert not prints("a: 1", "a: 2")
+
+
+def test_shown_output_belongs_to_the_last_command_of_the_block_before(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```sh\na\nb 'x\ny'\n```\n\n```text\nout\n```\n\n```sh\nc && d\n```\n\nText.\n\n```text\nz\n```\n"
+    )
+    assert [(command.words, shown) for command, shown in transcript(page)] == [
+        (("a",), None),
+        (("b", "x\ny"), "out\n"),
+        (("c",), None),
+        (("d",), None),
+    ]
 
 
 def test_no_kind_is_left_over() -> None:

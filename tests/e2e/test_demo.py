@@ -15,8 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.documented import PAGES, blocks, commands
+from tests.support.documented import PAGES, blocks, prints, transcript
 from tests.support.processes import BIN, free_port
+
+DOCUMENTED = "http://127.0.0.1:8000"
 
 
 def demo(smollm2_dir: Path, qwen3_dir: Path, *options: str) -> list[str]:
@@ -74,10 +76,10 @@ def test_one_that_is_kept_answers_the_docs_clients_and_an_interrupt_ends_every_p
     try:
         wait_for(lambda: process.poll() is not None or "running until" in output.read_text(), 200)
         assert process.poll() is None, output.read_text()
-        for client in documented_clients(port):
-            done = subprocess.run(client, capture_output=True, text=True, timeout=60, check=False)
+        for words, printed in documented_clients(port):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
-            assert done.stdout.endswith("data: [DONE]\n\n") or client[0] != "curl"
+            assert printed is None or prints(printed, done.stdout), f"{words}: {done.stdout}"
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 8
         process.send_signal(signal.SIGINT)
@@ -88,19 +90,31 @@ def test_one_that_is_kept_answers_the_docs_clients_and_an_interrupt_ends_every_p
     assert "all processes ended" in output.read_text()
 
 
-def documented_clients(port: int) -> list[list[str]]:
-    """The README's curl, and the README's and the client library's Python, for a demo at ``port``."""
-    curls = [command.words for command in commands(*PAGES) if command.words[0] == "curl"]
+def documented_clients(port: int) -> list[tuple[list[str], str | None]]:
+    """For a demo at ``port``: the tour, the README's curl, and the README's and the client library's Python;
+    with what they print, where that is told."""
+    readme, *docs = PAGES
+    [tour] = [page for page in docs if page.name == "index.md"]
+    asked = []
+    for command, printed in [*transcript(tour), *transcript(readme)]:
+        program, *words = command.words
+        if program == "curl":
+            asked.append(([program, *words], printed))
+        elif program == "pd-orchestrator" and command.page == tour:
+            asked.append(([str(BIN / program), *words, "--url", DOCUMENTED], printed))
     programs = [
         block.code
         for page in PAGES
         for block in blocks(page)
-        if block.language == "python" and "http://" in block.code
+        if block.language == "python" and DOCUMENTED in block.code
     ]
-    assert curls
+    assert len(asked) > 9
     assert len(programs) == 2
-    made = [*map(list, curls), *([sys.executable, "-c", program] for program in programs)]
-    return [[word.replace("127.0.0.1:8000", f"127.0.0.1:{port}") for word in words] for words in made]
+    asked += [([sys.executable, "-c", program], None) for program in programs]
+    return [
+        ([word.replace(DOCUMENTED, f"http://127.0.0.1:{port}") for word in words], printed)
+        for words, printed in asked
+    ]
 
 
 @pytest.mark.timeout(300)

@@ -70,6 +70,24 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def transcript(page: Path) -> list[tuple[Command, str | None]]:
+    """The commands of its blocks, the last of each with the block of text right behind it: what it prints."""
+    texts = {block.line: block.code for block in blocks(page) if block.language == "text"}
+    told: list[tuple[Command, str | None]] = []
+    for block in blocks(page):
+        if block.language == "sh":
+            *others, last = shell(block.code, page, block.line + 1)
+            behind = block.line + block.code.count("\n") + 3
+            told += [*((command, None) for command in others), (last, texts.get(behind))]
+    return told
+
+
+def prints(shown: str, output: str) -> bool:
+    """Whether an output is what is shown, in which ``…`` stands for anything; white space does not count."""
+    parts = (re.escape("".join(part.split())) for part in shown.split("…"))
+    return re.fullmatch(".*".join(parts), "".join(output.split())) is not None
+
+
 def commands(*pages: Path) -> list[Command]:
     """In the order in which they stand: of each page those of its blocks, then those of its text."""
     return [command for page in pages for found in (_of_blocks(page), _of_text(page)) for command in found]
@@ -122,6 +140,8 @@ def _of_text(page: Path) -> Iterator[Command]:
 
 
 def _command(page: Path, line: int, words: list[str]) -> Command:
+    """Programs of the project's own environment by their names alone."""
     count = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
     variables = dict(word.split("=", 1) for word in words[:count])
-    return Command(page, line, variables, tuple(words[count:]))
+    program, *rest = words[count:] or ("",)
+    return Command(page, line, variables, (program.removeprefix(".venv/bin/"), *rest))

@@ -182,6 +182,8 @@ def test_the_composed_system_is_one() -> None:
     named = {url.split("//")[1] for url in (*settings.members.prefill, *settings.members.decode)}
     named |= {f"{one.name}:{one.port}" for one in settings.membership.dns}
     assert named == {"prefill:8000", "decode:8000", "render:8000"}
+    serving = [services[name]["command"] for name in ("render", "prefill", "decode")]
+    assert {words[words.index("--served-model-name") + 1] for words in serving} == {"smollm2"}
     assert services["render"]["deploy"] == {"mode": "replicated", "replicas": 2}, (
         "podman-compose asks for both"
     )

@@ -88,6 +88,8 @@ def _check(param: str, value: Any, kind: Kind, most: int) -> None:
         raise OptionRefused(param, "neither true nor false")
     if kind == "count":
         _check_count(param, value, most)
+    if kind == "ratio" and not (type(value) in (int, float) and 1 <= value <= most):
+        raise OptionRefused(param, f"a number from 1 to {most} is needed")
     if kind == "size":
         if not isinstance(value, Mapping) or not value or not value.keys() <= EDGES:
             raise OptionRefused(param, f"an object is needed, with some of {', '.join(sorted(EDGES))}")

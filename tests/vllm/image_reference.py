@@ -1,7 +1,8 @@
 """Run by vLLM's Python: what vLLM makes of images' files and of items that were encoded elsewhere.
 
-Reads `{"files": {NAME: base64}, "items": {NAME: base64}}` and writes, for each file, its hash and its pixels,
-and for each item its fields as tensors and what vLLM encodes them to.
+Reads `{"files": {NAME: base64}, "items": {NAME: base64}, "factors": [...]}` and writes, for each file, its
+hash and its pixels; for each item its fields as tensors and what vLLM encodes them to; and the hashes of the
+first file, and of a client's name for it, with what requests say of how images are read and processed.
 """
 
 from __future__ import annotations
@@ -49,11 +50,20 @@ def of_item(encoded: str) -> dict[str, Any]:
     return {"fields": fields, "encoded": encode_mm_kwargs_item(item)}
 
 
+def of_factors(data: bytes, factors: dict[str, Any]) -> dict[str, str]:
+    return {
+        what: MultiModalHasher.hash_kwargs("blake3", model_id="m", image=image, **factors)
+        for what, image in (("file", ImageMediaIO().load_bytes(data)), ("name", "mine"))
+    }
+
+
 given = json.load(sys.stdin)
+first = b64decode(next(iter(given["files"].values())))
 json.dump(
     {
         "files": {name: of_file(b64decode(data)) for name, data in given["files"].items()},
         "items": {name: of_item(item) for name, item in given["items"].items()},
+        "factors": [of_factors(first, factors) for factors in given["factors"]],
     },
     sys.stdout,
 )

@@ -16,7 +16,7 @@ import pytest
 from render_tier.multimodal.decoding import BACKGROUND, OpenedImage, conversion
 from render_tier.multimodal.encoding import FloatType, encode_item
 from render_tier.multimodal.families import Family, Field, Replacement
-from render_tier.multimodal.hashing import image_hash
+from render_tier.multimodal.hashing import image_hash, name_hash
 from tests.support import images, vllm
 
 FLOAT_TYPES: tuple[FloatType, ...] = ("bfloat16", "float16", "float32")
@@ -29,6 +29,21 @@ ARRAYS: dict[str, dict[str, npt.NDArray[Any]]] = {
     "ties": {"pixel_values": TIES, "image_grid_thw": np.array([1, 2, 3])},
     "scalar": {"pixel_values": VALUES, "image_grid_thw": np.array(1)},
 }
+
+
+FACTORS: list[dict[str, Any]] = [
+    {"mm_processor_kwargs": {"max_pixels": 50176}},
+    {"mm_processor_kwargs": {"min_pixels": 3136, "max_pixels": 50176}},
+    {"mm_processor_kwargs": {"max_pixels": 50176, "min_pixels": 3136}},
+    {"mm_processor_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 50176}}},
+    {"mm_processor_kwargs": {"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 1.5}},
+    {"mm_processor_kwargs": {"crop_to_patches": False, "pan_and_scan_min_ratio_to_activate": 2}},
+    {"media_io_kwargs": {"image": {"rgba_background_color": [0, 128, 255], "image_mode": "RGB"}}},
+    {
+        "mm_processor_kwargs": {"max_patches": 3},
+        "media_io_kwargs": {"image": {"rgba_background_color": [1, 2, 3]}},
+    },
+]
 
 
 def unused(_: object) -> Replacement:
@@ -60,7 +75,7 @@ def reference(items: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
     files = {name: b64encode(data).decode() for name, data in images.every_kind().items()}
     done = subprocess.run(
         [vllm.environment() / "bin" / "python", Path(__file__).parent / "image_reference.py"],
-        input=json.dumps({"files": files, "items": items}),
+        input=json.dumps({"files": files, "items": items, "factors": FACTORS}),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -79,6 +94,18 @@ def test_files_are_read_and_hashed_as_vllm_does(reference: dict[str, Any]) -> No
             "pixels": hashlib.sha256(pixels.tobytes()).hexdigest(),
         }
         assert given == reference["files"][name], name
+
+
+def test_what_requests_say_of_their_images_is_hashed_as_vllm_does(reference: dict[str, Any]) -> None:
+    data = next(iter(images.every_kind().values()))
+    given = [
+        {
+            "file": image_hash(data, model="m", conversion=None, factors=factors),
+            "name": name_hash("mine", model="m", factors=factors),
+        }
+        for factors in FACTORS
+    ]
+    assert given == reference["factors"]
 
 
 def test_vllm_decodes_items_and_would_encode_them_so(

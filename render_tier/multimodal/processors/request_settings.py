@@ -14,13 +14,14 @@ from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
 
-Kind = Literal["count", "flag", "size"]
+Kind = Literal["count", "flag", "ratio", "size"]
 
 _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
     Gemma3Processor: {
         "do_pan_and_scan": "flag",
         "pan_and_scan_min_crop_size": "count",
         "pan_and_scan_max_num_crops": "count",
+        "pan_and_scan_min_ratio_to_activate": "ratio",
     },
     Qwen2VLProcessor: {"min_pixels": "count", "max_pixels": "count", "size": "size"},
     GotOcr2Processor: {"crop_to_patches": "flag", "min_patches": "count", "max_patches": "count"},

@@ -33,6 +33,7 @@ def options(model: str, processor: Any, reading: Any = None) -> ImageOptions:
         ("internvl", {"crop_to_patches": False, "min_patches": 2, "max_patches": 2}),
         ("mistral3", {"size": {"longest_edge": 28}}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 3}),
+        ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 1.5}),
     ],
 )
 def test_known_settings_are_taken_as_they_are(model: str, given: dict[str, Any]) -> None:
@@ -60,12 +61,21 @@ def test_known_settings_are_taken_as_they_are(model: str, given: dict[str, Any])
         ("internvl", {"crop_to_patches": 1}, "crop_to_patches", "neither true nor false"),
         ("internvl", {"min_patches": 3, "max_patches": 2}, "min_patches", "more than max_patches"),
         ("internvl", {"size": {"height": 8, "width": 8}}, "size", "not known"),
+        *(
+            (
+                "gemma3",
+                {"pan_and_scan_min_ratio_to_activate": ratio},
+                "pan_and_scan_min_ratio_to_activate",
+                "a number from 1 to 1000",
+            )
+            for ratio in (0.5, True, "2", 1e9, float("inf"), float("nan"), None)
+        ),
         ("mistral3", {"longest_edge": 8}, "longest_edge", "size is for this model"),
         (
             "gemma3",
             {"size": {"height": 8, "width": 8}},
             "size",
-            "pan_and_scan_min_crop_size are for this model",
+            "pan_and_scan_min_ratio_to_activate are for this model",
         ),
     ],
 )

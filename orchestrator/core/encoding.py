@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from orchestrator.core.legs import RenderedPrompt, with_media_named
+from orchestrator.core.long_strings import restored
 
 Given = Literal["metadata", "whole"]
 """What an engine gets of an image that is encoded: what its placeholders need, or all of it."""
@@ -80,7 +81,7 @@ def encode_leg(prompt: RenderedPrompt, image: Image, request_id: str) -> dict[st
     by_modality = {
         "mm_hashes": image.hash,
         "mm_placeholders": {**image.place, "offset": 0},
-        "kwargs_data": image.data,
+        "kwargs_data": restored(image.data, prompt.strings),
         "mm_metadata": image.metadata,
     }
     kept = {name: raw for name, raw in prompt.fields.items() if name in ("model", "cache_salt", "priority")}

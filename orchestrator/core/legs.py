@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from orchestrator.core.kv_params import PREFILL_PARAMS
+from orchestrator.core.long_strings import Strings, cut, restored
 from orchestrator.core.media import (
     Features,
     FeaturesError,
@@ -59,7 +60,7 @@ class RenderedPrompt:
     """One prompt as render gave it."""
 
     fields: Mapping[str, msgspec.Raw]
-    """Every top-level field, as JSON."""
+    """Every top-level field, as JSON; `features` with references to ``strings``."""
     token_ids: list[int]
     sampling: Mapping[str, Any]
     stream: bool
@@ -70,12 +71,16 @@ class RenderedPrompt:
     """Some item of the media is there by name only."""
     named_by_content: bool = False
     """No client has chosen a hash of the media, as far as is known."""
+    strings: Strings = ()
+    """The data of its media."""
     encodings: Mapping[str, Mapping[str, Any]] | None = None
     """Of media that encoders have taken, by hash: what the engine needs to find it, in encoders' words."""
 
     @property
     def features_bytes(self) -> int:
-        return memoryview(self.fields["features"]).nbytes if self.media else 0
+        if not self.media:
+            return 0
+        return memoryview(self.fields["features"]).nbytes + sum(each.nbytes for each in self.strings)
 
     @property
     def choices(self) -> int:
@@ -127,6 +132,9 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     """Parse one rendered prompt. Raises ``RenderReplyError``."""
+    strings: Strings = ()
+    if isinstance(body, bytes):
+        body, strings = cut(body, after=b'"kwargs_data":')
     try:
         head = _head_decoder.decode(body)
         fields = _fields_decoder.decode(body)
@@ -135,7 +143,7 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     if not head.token_ids:
         raise RenderReplyError("render reply: no token_ids")
     try:
-        media = read_media(head.features, len(head.token_ids))
+        media = read_media(head.features, len(head.token_ids), strings)
     except FeaturesError as error:
         raise RenderReplyError(f"render reply: {error}") from error
     options = head.stream_options or {}
@@ -148,6 +156,7 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
         continuous_usage=bool(options.get("continuous_usage_stats")),
         media=media,
         lacks_data=lacks_data(head.features),
+        strings=strings,
     )
 
 
@@ -320,6 +329,8 @@ def _leg(
     stream: bool,
 ) -> dict[str, Any]:
     request: dict[str, Any] = {k: v for k, v in prompt.fields.items() if k not in TRANSFER_FIELDS}
+    if prompt.media:
+        request["features"] = restored(prompt.fields["features"], prompt.strings)
     transfer = {"kv_transfer_params": kv_params, "ec_transfer_params": prompt.encodings}
     params = {name: value for name, value in transfer.items() if value is not None}
     if params and placement != "extra_args":

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from orchestrator.core.grids import grid_fault
+from orchestrator.core.long_strings import size_of
 
 
 class FeaturesError(ValueError):
@@ -46,8 +47,11 @@ class Features(msgspec.Struct):
     mm_metadata: dict[str, list[msgspec.Raw]] | None = None
 
 
-def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...]:
-    """In the order in which they stand in the prompt. Raises ``FeaturesError``."""
+def read_media(
+    features: Features | None, prompt_tokens: int, strings: Sequence[memoryview] = ()
+) -> tuple[Item, ...]:
+    """In the order in which they stand in the prompt. ``strings``: what the data refers to. Raises
+    ``FeaturesError``."""
     if features is None:
         return ()
     hashes, places = features.mm_hashes, features.mm_placeholders
@@ -64,7 +68,7 @@ def read_media(features: Features | None, prompt_tokens: int) -> tuple[Item, ...
             if fault := grid_fault(modality, features.mm_metadata[modality], lengths):
                 raise FeaturesError(f"mm_placeholders and mm_metadata of features do not agree: {fault}")
         data = features.kwargs_data
-        sizes = [0] * len(names) if data is None else [memoryview(each).nbytes for each in data[modality]]
+        sizes = [0] * len(names) if data is None else [size_of(each, strings) for each in data[modality]]
         items += [
             Item(name, place.offset, place.length, size)
             for name, place, size in zip(names, places[modality], sizes, strict=True)

@@ -333,7 +333,7 @@ class Tier:
 
     def _lacks_images(self, body: dict[str, Any]) -> bool:
         """As an engine that keeps images, and fails a request that names one which it does not have."""
-        if self.images is None or not body["features"]:
+        if self.images is None or not body.get("features"):
             return False
         hashes = body["features"]["mm_hashes"]
         given = {

@@ -10,6 +10,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from io import BytesIO
 from types import TracebackType
 from typing import Any, Self
 
@@ -109,7 +110,7 @@ class Middlebox:
         url = f"{self.target.url}{request.rel_url}"
         try:
             async with self._session.request(
-                request.method, url, data=body or None, headers=headers
+                request.method, url, data=BytesIO(body) if body else None, headers=headers
             ) as answer:
                 if generation:
                     await self._pass_gate()

@@ -1,0 +1,81 @@
+"""The long strings of a JSON text apart from it, so that what is left can be read, changed and written often.
+
+An image is a string of millions of characters in the middle of what render answers, and every look at the
+JSON around it would go through all of them. So they are cut out as soon as the answer is there, and a
+reference stands for each, until the JSON is written for an engine. A reference is a string that the text has
+nowhere else; where it has, nothing is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+LONG: Final = 1 << 16
+"""Bytes. A shorter string stays where it is."""
+
+Strings = tuple[memoryview, ...]
+"""With their quotes, by the numbers in references."""
+
+
+def cut(text: bytes, after: bytes) -> tuple[bytes, Strings]:
+    """``text`` with references for the long strings that follow on ``after``, and those strings, which are
+    still parts of ``text``."""
+    at = text.find(after)
+    if at < 0 or len(text) < LONG:
+        return text, ()
+    at += len(after)
+    view, done = memoryview(text), 0
+    kept: list[bytes | memoryview] = []
+    strings: list[memoryview] = []
+    while (begin := text.find(b'"', at)) >= 0 and (end := _end(text, begin)) >= 0:
+        at = end
+        if end - begin >= LONG:
+            kept += [view[done:begin], b'%b%d"' % (_BEGIN, len(strings))]
+            strings.append(view[begin:end])
+            done = end
+    left = b"".join((*kept, view[done:]))
+    if left.count(_BEGIN) != len(strings):
+        return text, ()
+    return left, tuple(strings)
+
+
+def restored(text: msgspec.Raw, strings: Sequence[bytes | memoryview]) -> msgspec.Raw:
+    """``text`` with the strings in the places of their references."""
+    if not strings:
+        return text
+    pieces: list[bytes | memoryview] = list(_REFERENCE.split(bytes(text)))
+    pieces[1::2] = [strings[int(number)] for number in pieces[1::2]]
+    return msgspec.Raw(b"".join(pieces))
+
+
+def reference(number: int) -> msgspec.Raw:
+    return msgspec.Raw(b'%b%d"' % (_BEGIN, number))
+
+
+def size_of(value: msgspec.Raw, strings: Sequence[bytes | memoryview]) -> int:
+    """Of a JSON value, in bytes, or of the string that it refers to."""
+    found = _REFERENCE.fullmatch(value)
+    return memoryview(value if found is None else strings[int(found[1])]).nbytes
+
+
+_BEGIN: Final = b'"\\u0001'
+_REFERENCE: Final = re.compile(rb'"\\u0001(\d+)"')
+
+
+def _end(text: bytes, begin: int) -> int:
+    """Behind the string that begins there; -1 where it has no end."""
+    end = text.find(b'"', begin + 1)
+    while end >= 0 and _escapes(text, end) % 2:
+        end = text.find(b'"', end + 1)
+    return end + 1 if end >= 0 else -1
+
+
+def _escapes(text: bytes, end: int) -> int:
+    first = end
+    while text[first - 1] == ord("\\"):
+        first -= 1
+    return end - first

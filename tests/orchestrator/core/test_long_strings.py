@@ -1,0 +1,64 @@
+"""Long strings cut out of a JSON text and put in again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.long_strings import LONG, cut, reference, restored, size_of
+
+KEY = b'"data":'
+FILL = "QUJD" * (LONG // 4)
+
+
+def texts() -> st.SearchStrategy[Any]:
+    """Strings with all that JSON escapes, some of them long, and what looks like a reference."""
+    short = st.text(st.sampled_from('ab\\"/\x01\n07é'), max_size=6)
+    long = st.tuples(short, short).map(lambda ends: ends[0] + FILL + ends[1])
+    return st.recursive(
+        short | long | st.integers() | st.none(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(short, inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+@given(texts(), texts(), st.sampled_from([",", ", "]))
+def test_what_was_cut_is_put_in_again(before: Any, after: Any, comma: str) -> None:
+    given_text = json.dumps({"a": before, "data": after, "b": before}, separators=(comma, ":")).encode()
+    text, strings = cut(given_text, KEY)
+    assert restored(msgspec.Raw(text), strings) == msgspec.Raw(given_text)
+    if strings:
+        assert len(text) < len(given_text) - len(strings) * (LONG - 20)
+        json.loads(text)
+
+
+def test_only_long_strings_behind_the_key_are_cut() -> None:
+    value = {"first": FILL, "data": ["x", FILL, {"y": FILL + '\\"'}], "last": FILL}
+    text, strings = cut(json.dumps(value, separators=(",", ":")).encode(), KEY)
+    assert [json.loads(bytes(each)) for each in strings] == [FILL, FILL + '\\"', FILL]
+    left = json.loads(text)
+    assert (left["first"], left["data"][0]) == (FILL, "x")
+    raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    second = msgspec.json.decode(raw["data"], type=list[msgspec.Raw])[1]
+    assert second == reference(0)
+    assert size_of(second, strings) == len(FILL) + 2
+    assert size_of(msgspec.Raw(b"null"), strings) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"other":"%b"}' % FILL.encode(),
+        b'{"data":"%b' % FILL.encode(),
+        json.dumps({"data": [FILL, "\x010"]}, separators=(",", ":")).encode(),
+    ],
+    ids=["no key", "cut short", "has what a reference is"],
+)
+def test_other_texts_stay_as_they_are(text: bytes) -> None:
+    assert cut(text, KEY) == (text, ())
+    assert restored(msgspec.Raw(text), ()) == msgspec.Raw(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
@@ -178,7 +179,9 @@ class Renderer:
         except ValueError as error:
             raise invalid(str(error), getattr(error, "param", None)) from None
         salt = chat.cache_salt if isinstance(chat, ChatCompletionRequest) else None
-        return RequestedImages(parts, preparation, self._vision.videos, salt, self._encoder.check_fits)
+        return RequestedImages(
+            parts, preparation, self._vision.videos, salt, partial(self._encoder.check_fits, exact=False)
+        )
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""

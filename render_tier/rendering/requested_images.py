@@ -24,4 +24,4 @@ class RequestedImages:
     salt: str | None
     """Of the request's caches: what it says apart of other requests' images."""
     check_fits: Callable[[int], None]
-    """Raises BadRequest for so many tokens, if no prompt may have them."""
+    """Raises BadRequest for so many tokens or more, if no prompt may have them."""

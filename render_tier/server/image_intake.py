@@ -55,6 +55,8 @@ class RequestImages:
         self.fetching = asyncio.Semaphore(FETCHES)
         self._held: list[tuple[MemoryBudget, int]] = []
         self._files_left = 0
+        self.tokens = 0
+        """Of those that are loaded."""
 
     async def take_for_files(self, budget: MemoryBudget, at_most: int) -> None:
         """Raises Overloaded."""
@@ -171,9 +173,8 @@ class ImageIntake:
                     kind,
                 )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-        keyed = await self._each(parts, partial(self._load, request, asked), names)
+        keyed = await self._each(parts, partial(self._fitting, request, asked), names)
         keys, loaded = zip(*keyed, strict=True)
-        asked.check_fits(sum([len(image.replacement.ids) for image in loaded]))
         return keys, loaded
 
     def _file_bytes(self, part: ImagePart) -> int:
@@ -183,6 +184,16 @@ class ImageIntake:
             return self._local[part.kind].max_bytes
         # A list of frames is kept beside its frames' files.
         return len(part.url) * (2 if part.kind == "video" else 1)
+
+    async def _fitting(
+        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: Name | None
+    ) -> Keyed:
+        """As `_load`. What stands for images takes memory too, so the first that makes the prompt too long
+        ends it."""
+        keyed = await self._load(request, asked, part, name)
+        request.tokens += len(keyed[1].replacement.ids)
+        asked.check_fits(request.tokens)
+        return keyed
 
     async def _load(
         self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: Name | None

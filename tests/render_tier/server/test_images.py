@@ -452,6 +452,35 @@ async def test_prompt_with_images_must_fit(serve: Any, monkeypatch: pytest.Monke
     assert (status, error["param"]) == (400, "input_tokens")
 
 
+async def test_images_beyond_what_a_prompt_holds_are_not_looked_at(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of a few bytes may announce more tokens than there is memory for."""
+    server = await serve(max_model_len=100)
+    loaded, load = [], ImagePreparation.load
+
+    def watched(*arguments: Any) -> Any:
+        loaded.append(1)
+        return load(*arguments)
+
+    monkeypatch.setattr(ImagePreparation, "load", watched)
+    large = [part(file(picture(320, 240)) + bytes([number])) for number in range(50)]
+    status, error = await server.error(chat(*large))
+    assert (status, error["param"]) == (400, "input_tokens")
+    assert "at least 101 input tokens" in error["message"]
+    assert len(loaded) < 5
+
+
+async def test_responses_say_how_their_images_are_processed(serve: Any) -> None:
+    server = await serve(trust_request_mm_kwargs=True)
+    few = {"mm_processor_kwargs": {"max_pixels": 3136}}
+    url = part(SMALL)["image_url"]["url"]
+    content = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "?"}]
+    asked = {"input": [{"type": "message", "role": "user", "content": content}], **few}
+    answer = (await server.client.post("/v1/responses/render", json=asked)).json()
+    assert answer["features"] == (await server.render(chat(part(SMALL), text("?"), **few))).json()["features"]
+
+
 async def test_files_are_read_below_the_directory(serve: Any, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(SMALL)
     server = await serve(allowed_local_media_path=str(tmp_path))

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.core.legs import read_render_reply
 from render_tier.model import ModelLoadError
 from render_tier.multimodal.prepared import ImagePreparation, ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
@@ -134,6 +135,10 @@ async def test_answers_to_trusted_requests_equal_vllms(serve: Any) -> None:
         response = await server.render(body)
         given = json.loads(json.dumps(comparable(response.status_code, response.json())))
         assert given == answers[name], name
+        # Modalities, counts, ranges and grids, as they are checked before an engine gets them.
+        places = response.json()["features"]["mm_placeholders"]["image"]
+        read = read_render_reply(response.content)
+        assert [item.length for item in read.media] == [place["length"] for place in places]
 
 
 async def test_an_image_is_kept_for_each_way_of_processing_it(serve: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,14 @@ def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 @pytest.mark.parametrize("name", charts.COMMITTED)
 def test_plain_manifests_are_what_the_chart_renders(name: str) -> None:
     assert (charts.PLAIN / name).read_text() == charts.render(*charts.COMMITTED[name]), "run make manifests"
+
+
+@pytest.mark.parametrize("values", charts.COMMITTED.values(), ids=charts.COMMITTED)
+def test_helms_own_linter_has_no_complaint(values: tuple[Path, ...]) -> None:
+    files = [word for path in values for word in ("--values", str(path))]
+    command = [charts.HELM, "lint", "--strict", charts.CHART, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_object_names_its_namespace(manifests: list[Manifest]) -> None:

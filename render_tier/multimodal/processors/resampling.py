@@ -16,8 +16,8 @@ matrix product, which is exact, because every number in it is a small multiple o
    as without rounding.
 
 A weight matrix is banded: a block of neighbouring outputs reads few inputs more than it has outputs, and only
-those rows of the matrix are kept and multiplied. An image is resized band by band, so that a band stays in
-the CPU's cache and memory does not grow with the image.
+those rows of the matrix are kept and multiplied. An image is resized band by band, so that memory does not
+grow with it, and along the width a few blocks at a time, so that what they read stays in the CPU's cache.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ _CENTRE = 128
 _BLOCK_COLUMNS = 32
 """Columns computed by one product; half of it where an output reads more inputs, as more of them are then
 multiplied by zero."""
+_BLOCK_ROWS = 16
+"""Most rows computed by one product."""
+_TILE = 256
+"""Columns that are made floats at once, unless a product reads more."""
 _AHEAD = 64
 """Rows resized along the width at once."""
 _SERIAL_PRODUCT = 2**18
@@ -78,6 +82,14 @@ class _Axis:
     """(outputs,): turns products with centred pixels into the kernel's sums minus 128, with the half for
     rounding."""
 
+    def tiles(self) -> Iterator[tuple[_Block, ...]]:
+        """Neighbouring blocks that read few inputs together."""
+        begin = 0
+        for end in range(1, len(self.blocks) + 1):
+            if end == len(self.blocks) or self.blocks[end].last - self.blocks[begin].first > _TILE:
+                yield self.blocks[begin:end]
+                begin = end
+
 
 def resized_bands(
     image: npt.NDArray[np.uint8],
@@ -99,23 +111,29 @@ def resized_bands(
         for top in range(part.top, part.bottom, band):
             yield rows.centred(top, min(top + band, part.bottom)) + np.float32(_CENTRE)
         return
-    axis = _axis(image.shape[0], height, kind, part.top, part.bottom, band)
+    step = max(rows for rows in range(1, min(band, _BLOCK_ROWS) + 1) if band % rows == 0)
+    axis = _axis(image.shape[0], height, kind, part.top, part.bottom, step)
     first, last = axis.blocks[0].first, axis.blocks[-1].last
     deepest = max(block.last - block.first for block in axis.blocks)
     rows = _Rows(image[:last], width, kind, part, first, deepest)
     dtype = axis.offsets.dtype
     buffer = np.empty((band, 3 * (part.right - part.left)), dtype)
-    for block in axis.blocks:
-        source = rows.centred(block.first, block.last).astype(dtype, copy=False)
-        source = source.reshape(block.last - block.first, -1)
-        result = buffer[: block.stop - block.start]
-        columns = max(_SERIAL_PRODUCT // block.matrix.size, 1)
-        for left in range(0, source.shape[1], columns):
-            piece = slice(left, left + columns)
-            np.matmul(block.matrix.T, source[:, piece], out=result[:, piece])
-        offsets = axis.offsets[block.start - part.top : block.stop - part.top]
-        _round(result, offsets[:, None])
-        result += _CENTRE
+    of_band = band // step
+    for begin in range(0, len(axis.blocks), of_band):
+        blocks = axis.blocks[begin : begin + of_band]
+        top = blocks[0].start
+        for block in blocks:
+            source = rows.centred(block.first, block.last).astype(dtype, copy=False)
+            source = source.reshape(block.last - block.first, -1)
+            sums = buffer[block.start - top : block.stop - top]
+            columns = max(_SERIAL_PRODUCT // block.matrix.size, 1)
+            for left in range(0, source.shape[1], columns):
+                piece = slice(left, left + columns)
+                np.matmul(block.matrix.T, source[:, piece], out=sums[:, piece])
+            offsets = axis.offsets[block.start - part.top : block.stop - part.top]
+            _round(sums, offsets[:, None])
+            sums += _CENTRE
+        result = buffer[: blocks[-1].stop - top]
         yield result.astype(np.float32, copy=False).reshape(len(result), 3, -1)
 
 
@@ -147,7 +165,8 @@ class _Rows:
         else:
             step = _BLOCK_COLUMNS if 2 * image.shape[1] < 3 * width else _BLOCK_COLUMNS // 2
             self._axis = _axis(image.shape[1], width, kind, part.left, part.right, step)
-            self._source = np.empty((_AHEAD, 3, image.shape[1]), self._axis.offsets.dtype)
+            widest = max(tile[-1].last - tile[0].first for tile in self._axis.tiles())
+            self._source = np.empty(3 * _AHEAD * widest, self._axis.offsets.dtype)
         self._planes = np.empty((_AHEAD, 3, self._image.shape[1]), np.uint8)
 
     def centred(self, first: int, last: int) -> npt.NDArray[np.float32]:
@@ -169,18 +188,21 @@ class _Rows:
         if self._axis is None:
             rows[:] = planes.view(np.int8)
             return
-        source = self._source[: last - first]
-        source[:] = planes.view(np.int8)
-        lines = source.reshape(3 * (last - first), -1)
+        lines = planes.view(np.int8).reshape(3 * len(planes), -1)
         result = rows.reshape(len(lines), -1)
-        exact = source.dtype == result.dtype
-        sums = result if exact else np.empty(result.shape, source.dtype)
-        for block in self._axis.blocks:
-            outputs = sums[:, block.start - self._part.left : block.stop - self._part.left]
-            height = max(_SERIAL_PRODUCT // block.matrix.size, 1)
-            for top in range(0, len(lines), height):
-                piece = slice(top, top + height)
-                np.matmul(lines[piece, block.first : block.last], block.matrix, out=outputs[piece])
+        exact = self._source.dtype == result.dtype
+        sums = result if exact else np.empty(result.shape, self._source.dtype)
+        for tile in self._axis.tiles():
+            left, right = tile[0].first, tile[-1].last
+            source = self._source[: len(lines) * (right - left)].reshape(len(lines), -1)
+            source[:] = lines[:, left:right]
+            for block in tile:
+                read = source[:, block.first - left : block.last - left]
+                outputs = sums[:, block.start - self._part.left : block.stop - self._part.left]
+                height = max(_SERIAL_PRODUCT // block.matrix.size, 1)
+                for top in range(0, len(lines), height):
+                    piece = slice(top, top + height)
+                    np.matmul(read[piece], block.matrix, out=outputs[piece])
         _round(sums, self._axis.offsets)
         if not exact:
             result[:] = sums

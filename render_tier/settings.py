@@ -140,7 +140,7 @@ class Settings(BaseModel):
     """Most pixels of all frames that are taken of a video; one frame has as many as an image at most."""
     video_fetch_seconds: float = Field(default=30.0, gt=0)
     """How long fetching a video may take."""
-    video_decoder_seconds: float = Field(default=10.0, gt=0)
+    video_decoder_seconds: float = Field(default=60.0, gt=0)
     """How long a video's file may be waited for that is read by a process of its own, which is then ended."""
     video_decoder_memory_bytes: int = Field(default=4096 * MIB, ge=512 * MIB)
     """Address space of such a process."""

@@ -32,9 +32,9 @@ def image_hash(
     return _hash(model, (LEAF, *_framed(b"image"), *_value(image)), factors or {})
 
 
-def name_hash(name: str, *, model: str, factors: Mapping[str, Value]) -> str:
-    """Of an image that the client has named: its ``uuid`` where a request says no more than that."""
-    return _hash(model, _value(name), factors) if factors else name
+def name_hash(name: str, *, model: str, factors: Mapping[str, Value], kind: str = "image") -> str:
+    """Of an image, or a video, that the client has named: its ``uuid`` where a request says no more."""
+    return _hash(model, _value(name), factors, kind) if factors else name
 
 
 def video_hash(

@@ -19,6 +19,7 @@ from render_tier.multimodal.prepared import ImagePreparation, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
 from render_tier.multimodal.processors.video_choice import video_processor
 from render_tier.multimodal.videos.opening import VideoOpener
+from render_tier.multimodal.videos.options import video_options
 from render_tier.multimodal.videos.prepared import VideoPreparation
 
 UNCHANGED = {"do_rescale": False, "do_normalize": False}
@@ -75,6 +76,8 @@ class Vision:
     ) -> ImagePreparation:
         """As a request says. Raises OptionRefused."""
         usual = self.preparation
+        if media_io_kwargs and self.videos is not None:
+            media_io_kwargs = {name: said for name, said in media_io_kwargs.items() if name != "video"}
         if not mm_processor_kwargs and not media_io_kwargs:
             return usual
         options = image_options(
@@ -85,6 +88,13 @@ class Vision:
         except UnsupportedProcessor as error:
             raise OptionRefused(PROCESSOR, str(error)) from None
         return usual.with_options(options, processor)
+
+    def videos_with(self, media_io_kwargs: Mapping[str, Mapping[str, Any]] | None) -> VideoPreparation | None:
+        """As a request says; None where videos are not taken. Raises OptionRefused."""
+        asked = (media_io_kwargs or {}).get("video")
+        if self.videos is None or not asked:
+            return self.videos
+        return self.videos.with_options(video_options(asked))
 
     def expand(
         self, ids: Sequence[int], replacements: Sequence[Replacement]

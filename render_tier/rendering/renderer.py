@@ -176,12 +176,12 @@ class Renderer:
             refuse_options_of_videos(chat)
         try:
             preparation = self._vision.prepared_with(chat.mm_processor_kwargs, chat.media_io_kwargs)
+            videos = self._vision.videos_with(chat.media_io_kwargs)
         except ValueError as error:
             raise invalid(str(error), getattr(error, "param", None)) from None
         salt = chat.cache_salt if isinstance(chat, ChatCompletionRequest) else None
-        return RequestedImages(
-            parts, preparation, self._vision.videos, salt, partial(self._encoder.check_fits, exact=False)
-        )
+        check_fits = partial(self._encoder.check_fits, exact=False)
+        return RequestedImages(parts, preparation, videos, salt, check_fits)
 
     def chat(self, request: ChatCompletionRequest, *, request_id: str | None = None) -> GenerateRequest:
         """As `render_chat`. Raises ApiError."""

@@ -288,7 +288,11 @@ def _processed(asked: RequestedImages, loaded: LoadedImage | LoadedVideo) -> Pre
 
 
 def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> Name | None:
-    return None if part.uuid is None else Name(scope, asked.salt, asked.preparation.hash_of_name(part.uuid))
+    if part.uuid is None:
+        return None
+    preparation = asked.videos if part.kind == "video" else asked.preparation
+    assert preparation is not None
+    return Name(scope, asked.salt, preparation.hash_of_name(part.uuid))
 
 
 def _item_bytes(image: Opened) -> int:

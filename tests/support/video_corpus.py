@@ -75,3 +75,35 @@ def contents() -> Mapping[str, list[Json]]:
         "a file and frames": [part(file_url("h264.mp4")), text("or"), part(small)],
         "named": [part(small, uuid="mine"), part(small)],
     }
+
+
+OPTIONS: Mapping[str, Json] = {
+    "fewer frames": {"num_frames": 3},
+    "more frames": {"num_frames": 40},
+    "slower": {"fps": 0.5},
+    "faster": {"fps": 5, "num_frames": 7},
+    "as fast as the file": {"fps": 10.0},
+}
+"""`media_io_kwargs` of videos."""
+
+
+def optional_contents() -> Mapping[str, list[Json]]:
+    """What is read with each of `OPTIONS`."""
+    return {
+        "a list": [part(frames_url(film(6, 40, 30, seed=8)))],
+        "a long list": [part(frames_url(film(45, 10, 20, seed=9)))],
+        "a file": [part(file_url("clip.mp4")), text("?")],
+        "a short file": [part(file_url("clip.avi"))],
+        "a long file": [part(file_url("long.mp4"))],
+        "a name": [part(file_url("short.mp4"), uuid="mine")],
+    }
+
+
+def chats() -> Mapping[str, tuple[list[Json], Json | None]]:
+    """By name, the parts of a message, and a request's `media_io_kwargs`."""
+    optional = {
+        f"{title}, {how}": (content, {"video": option})
+        for title, content in optional_contents().items()
+        for how, option in OPTIONS.items()
+    }
+    return {title: (content, None) for title, content in contents().items()} | optional

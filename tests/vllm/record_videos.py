@@ -17,12 +17,12 @@ from typing import Any
 
 from tests.support import video_models, vllm
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import RECORDED, contents
+from tests.support.video_corpus import RECORDED, chats
 from tests.vllm.record_images import DECLARATIONS, MODELS
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
 
-def vllm_videos(chats: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
+def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
     """``scratch`` is empty. The models' names, which are a part of hashes, are those of `video_models`."""
     names = list(video_models.MODELS)
     for name in names:
@@ -30,7 +30,7 @@ def vllm_videos(chats: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dic
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
     done = subprocess.run(
         [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.video_prompts"],
-        input=json.dumps({"models": names, "contents": chats}),
+        input=json.dumps({"models": names, "contents": given}),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -47,7 +47,7 @@ def vllm_videos(chats: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dic
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        found = vllm_videos(contents(), Path(scratch), MODELS / "qwen3")
+        found = vllm_videos(chats(), Path(scratch), MODELS / "qwen3")
     lines = [
         f"{json.dumps(name)}: {{\n"
         + ",\n".join(f"{json.dumps(title)}: {json.dumps(answer)}" for title, answer in model.items())

@@ -1,5 +1,5 @@
-"""A real vLLM says to what our render makes of a chat with images what it says to the files themselves: for
-each family, the same tokens with the same logprobs, of a tiny model whose weights are drawn.
+"""A real vLLM says to what our render makes of a chat with images, or videos, what it says to the files
+themselves: for each family, the same tokens with the same logprobs, of a tiny model whose weights are drawn.
 
 All engines are in one process (`seeing_engines.py`), with nothing kept from one request to the next, so that
 our pixels and places are what the first of two answers comes from. The way over HTTP, and from engine to
@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import seeing_families, vllm
+from tests.support import seeing_families, video_corpus, vllm
 from tests.support.image_corpus import PATH, part, text
 from tests.support.images import file, picture
 from tests.support.render_app import app_client, idle, load_service, settings_for
+from tests.support.video_corpus import file_url, film, frames_url
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
 MORE_PLACES = {
@@ -52,9 +53,27 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     ],
     "a conversation": CONVERSATION,
 }
+FILM, OTHER_FILM = (video_corpus.part(frames_url(film(5, 168, 112, seed=seed))) for seed in (1, 2))
+FILMS: dict[str, list[dict[str, Any]]] = {
+    "a film": [{"role": "user", "content": [FILM, text("What is to be seen?")]}],
+    "another film": [{"role": "user", "content": [OTHER_FILM, text("What is to be seen?")]}],
+    "a file beside an image": [
+        {"role": "user", "content": [ONE, text("See"), video_corpus.part(file_url("h264.mp4"))]}
+    ],
+}
+SHOWN_FILMS = ("qwen2_5_vl", "qwen3_vl")
+IN_RUNS = "qwen3_vl"
+"""Its films are items of the modality "video" to vLLM, and an image of each run to an engine that our render
+tells."""
 
 
-async def rendered(directory: Path, overrides: seeing_families.Json) -> dict[str, Any]:
+def chats_of(family: str) -> dict[str, list[dict[str, Any]]]:
+    return CHATS | (FILMS if family in SHOWN_FILMS else {})
+
+
+async def rendered(
+    directory: Path, overrides: seeing_families.Json, chats: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
     """The generate requests of the chats."""
     settings = settings_for(
         directory,
@@ -68,7 +87,7 @@ async def rendered(directory: Path, overrides: seeing_families.Json) -> dict[str
     try:
         return {
             name: (await client.post(PATH, json={"messages": messages, **options})).raise_for_status().json()
-            for name, messages in CHATS.items()
+            for name, messages in chats.items()
         }
     finally:
         await client.aclose()
@@ -81,8 +100,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     given = {}
     for name, model in seeing_families.MODELS.items():
         directory = seeing_families.lay_out(name, scratch / name)
-        requests = asyncio.run(rendered(directory, model.overrides))
-        chats = {chat: {"messages": CHATS[chat], "rendered": request} for chat, request in requests.items()}
+        messages = chats_of(name)
+        requests = asyncio.run(rendered(directory, model.overrides, messages))
+        chats = {chat: {"messages": messages[chat], "rendered": each} for chat, each in requests.items()}
         given[name] = {"directory": str(directory), "overrides": model.overrides, "chats": chats}
     path = [str(Path(__file__).parent / "torchvision_path"), torchvision_path(), str(ROOT)]
     with (scratch / "engines.log").open("w") as log:
@@ -104,11 +124,17 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_an_engine_sees_what_it_would_have_seen_itself(family: str, answers: dict[str, Any]) -> None:
     chats = answers[family]["chats"]
     for name, answer in chats.items():
-        assert answer["fed"], f"{name}: hashes, places and tensors are those of vLLM's own processor"
+        in_runs = family == IN_RUNS and name in FILMS
+        assert answer["fed"] or in_runs, (
+            f"{name}: hashes, places and tensors are those of vLLM's own processor"
+        )
         assert answer["rendered"] == answer["whole"], name
     one, other = (chats[name]["whole"] for name in ("one image", "another of the same size"))
     assert one[0] == other[0], "the IDs are the same"
     assert one[2] != other[2], "what they show is not"
+    if family in SHOWN_FILMS:
+        assert chats["a film"]["whole"][0] == chats["another film"]["whole"][0]
+        assert chats["a film"]["whole"][2] != chats["another film"]["whole"][2]
 
 
 @pytest.mark.parametrize("family", seeing_families.MODELS)

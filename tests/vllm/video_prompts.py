@@ -1,7 +1,8 @@
 """Run by vLLM's Python, with torchvision beside it: what vLLM makes of chats with videos.
 
-Reads the names of models, whose directories are here, and the chats' contents by name. Writes the libraries'
-versions and, by model and chat, the prompt's IDs, and of each item its hash, place and fields.
+Reads the names of models, whose directories are here, and the chats' contents and `media_io_kwargs` by name.
+Writes the libraries' versions and, by model and chat, the prompt's IDs, and of each item its hash, place and
+fields.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ class Model:
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.tokenizer = self.processor.info.get_tokenizer()
 
-    def of_chat(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def of_chat(
+        self, content: list[dict[str, Any]], media_io_kwargs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """As vLLM's render does it, for engines that scale and normalize pixels."""
         messages = [{"role": "user", "content": content}]
         try:
             conversation, data, uuids = asyncio.run(
-                parse_chat_messages_async(messages, self.config, "openai")
+                parse_chat_messages_async(messages, self.config, "openai", media_io_kwargs)
             )
         except Exception as error:
             return {"error": str(error)}
@@ -47,6 +50,7 @@ class Model:
             self.tokenizer.encode(text, add_special_tokens=False),
             self.processor.info.parse_mm_data(data),
             uuids,
+            media_io_kwargs=media_io_kwargs or {},
         )
         made = self.processor.apply(inputs, TimingContext(enabled=False))
         return {
@@ -83,7 +87,7 @@ def main() -> None:
     models = {}
     for name in given["models"]:
         model = Model(name)
-        models[name] = {title: model.of_chat(content) for title, content in given["contents"].items()}
+        models[name] = {title: model.of_chat(*each) for title, each in given["contents"].items()}
     made_by = {
         "vllm": vllm.__version__,
         "transformers": transformers.__version__,

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from render_tier.multimodal.decoding import UnreadableImage
 from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.opened import Frame, FramesMissing, check_pixels
-from render_tier.multimodal.videos.sampling import Facts, Rule, UnknownRate, chosen, file_facts
+from render_tier.multimodal.videos.sampling import Facts, Sampling, UnknownRate, chosen, file_facts
 
 MOST_COUNTED, LONGEST_SIDE = 1 << 24, 1 << 16
 
@@ -27,13 +27,19 @@ class VideoFile:
     """A file of which the header has been read."""
 
     def __init__(
-        self, data: bytes, rule: Rule, decoders: DecoderPool, *, max_frame_pixels: int, max_pixels: int
+        self,
+        data: bytes,
+        sampling: Sampling,
+        decoders: DecoderPool,
+        *,
+        max_frame_pixels: int,
+        max_pixels: int,
     ) -> None:
         """Raises UnreadableImage and ImageTooLarge."""
         if not is_container(data):
             raise UnreadableImage("not a video of a known format: MP4, QuickTime, Matroska, WebM and AVI are")
         self._data = data
-        self._rule = rule
+        self._rule = sampling.rule
         self._decoders = decoders
         about = decoders.about(data)
         self.size: tuple[int, int] = about["width"], about["height"]
@@ -45,14 +51,14 @@ class VideoFile:
         if not math.isfinite(rate) or rate < 0:
             rate = 0.0
         try:
-            indices = chosen(rule, total, rate)
+            indices = chosen(sampling, total, rate)
         except UnknownRate:
             raise UnreadableImage("the video's header does not say how many frames a second it has") from None
         if not indices:
             raise UnreadableImage("a video of one frame; the model takes at least two")
         check_pixels(len(indices), *self.size, of_frame=max_frame_pixels, of_video=max_pixels)
         self._total, self._rate = total, rate
-        self.planned = file_facts(rule, total, rate, indices)
+        self.planned = file_facts(self._rule, total, rate, indices)
 
     def frames(self, facts: Facts) -> Generator[Frame, None, None]:
         wanted = list(facts.indices)

@@ -13,16 +13,17 @@ from pybase64 import b64decode
 
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, UnreadableImage
 from render_tier.multimodal.videos.opened import Frame, check_pixels
-from render_tier.multimodal.videos.sampling import MOST_LISTED, Facts, list_facts
+from render_tier.multimodal.videos.sampling import Facts, Sampling, list_facts
 
 
 class FrameList:
     """Frames of which the headers have been read."""
 
-    def __init__(self, listed: bytes, *, max_frame_pixels: int, max_pixels: int) -> None:
+    def __init__(self, listed: bytes, sampling: Sampling, *, max_frame_pixels: int, max_pixels: int) -> None:
         """Raises UnreadableImage and ImageTooLarge, which name the frame at fault."""
         self._frames: list[OpenedImage] = []
-        for number, text in enumerate(listed.split(b",", MOST_LISTED)[:MOST_LISTED]):
+        most = sampling.most_listed
+        for number, text in enumerate(listed.split(b",", most)[:most]):
             with _named(number):
                 self._frames.append(OpenedImage(_decoded(text), max_pixels=max_frame_pixels))
         sizes = [frame.size for frame in self._frames]
@@ -33,7 +34,7 @@ class FrameList:
                     f"frame {number} has {width}x{height} pixels, the first one {self.size[0]}x{self.size[1]}"
                 )
         check_pixels(len(sizes), *self.size, of_frame=max_frame_pixels, of_video=max_pixels)
-        self.planned = list_facts(len(sizes))
+        self.planned = list_facts(len(sizes), sampling.listed_rate)
 
     def frames(self, facts: Facts) -> Generator[Frame, None, None]:
         width, height = self.size

@@ -10,7 +10,7 @@ from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.files import VideoFile
 from render_tier.multimodal.videos.frame_lists import FrameList
 from render_tier.multimodal.videos.opened import OpenedVideo
-from render_tier.multimodal.videos.sampling import Rule
+from render_tier.multimodal.videos.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,16 @@ class VideoOpener:
         if self._decoders is not None:
             self._decoders.close()
 
-    def open(self, source: VideoSource, rule: Rule) -> OpenedVideo:
+    def open(self, source: VideoSource, sampling: Sampling) -> OpenedVideo:
         """Raises UnreadableImage and ImageTooLarge."""
         of_frame, of_video = self._rules.max_frame_pixels, self._rules.max_pixels
         if source.is_list:
-            return FrameList(source.data, max_frame_pixels=of_frame, max_pixels=of_video)
+            return FrameList(source.data, sampling, max_frame_pixels=of_frame, max_pixels=of_video)
         if self._decoders is None:
             raise UnreadableImage(
                 "this server takes videos as lists of frames only (data:video/jpeg;base64,...): for files it "
                 "lacks the extra `video`"
             )
-        return VideoFile(source.data, rule, self._decoders, max_frame_pixels=of_frame, max_pixels=of_video)
+        return VideoFile(
+            source.data, sampling, self._decoders, max_frame_pixels=of_frame, max_pixels=of_video
+        )

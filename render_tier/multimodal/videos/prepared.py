@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,15 @@ import numpy.typing as npt
 from render_tier.multimodal.decoding import UnreadableImage
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Replacement, VideoForm, VideoPlaces
-from render_tier.multimodal.hashing import video_hash
+from render_tier.multimodal.hashing import name_hash, video_hash
 from render_tier.multimodal.item import Arrays, ImageRefused
 from render_tier.multimodal.prepared import FLOAT_BYTES, ItemCache, Prepared, PreparedVideo
 from render_tier.multimodal.processors.qwen_video import QwenVideoProcessor, VideoLayout
 from render_tier.multimodal.processors.settings import Pixels
 from render_tier.multimodal.videos.opened import Frame, FramesMissing, OpenedVideo
 from render_tier.multimodal.videos.opening import VideoOpener, VideoSource
-from render_tier.multimodal.videos.sampling import Facts, middle_times
+from render_tier.multimodal.videos.options import VideoOptions
+from render_tier.multimodal.videos.sampling import Facts, middle_times, shown
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class VideoPreparation:
         self.cache = cache
         self._processor = processor
         self._opener = opener
+        self._options = VideoOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
@@ -71,7 +74,18 @@ class VideoPreparation:
 
     def key(self, source: VideoSource) -> bytes:
         kind = b"frames" if source.is_list else b"video"
-        return hashlib.sha256(kind + hashlib.sha256(source.data).digest()).digest()
+        options = self._options.digest if self._options else b""
+        return hashlib.sha256(kind + options + hashlib.sha256(source.data).digest()).digest()
+
+    def with_options(self, options: VideoOptions) -> VideoPreparation:
+        """For a request that says this; with the same cache."""
+        other = copy(self)
+        other._options = options
+        return other
+
+    def hash_of_name(self, uuid: str) -> str:
+        """Of a video that the client tells apart by a name."""
+        return name_hash(uuid, model=self._model, factors=self._options.hash_factors, kind="video")
 
     def opened(self, source: VideoSource) -> tuple[bytes, LoadedVideo | Prepared]:
         """As of images."""
@@ -80,7 +94,7 @@ class VideoPreparation:
 
     def load(self, key: bytes, source: VideoSource) -> LoadedVideo:
         """Raises UnreadableImage, ImageTooLarge and ImageRefused."""
-        opened = self._opener.open(source, self.form.sampling)
+        opened = self._opener.open(source, self._options.sampling(self.form.sampling))
         layout = self._layout(opened, opened.planned)
         values = 3 * self._processor.group * layout.groups * layout.width * layout.height
         width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
@@ -107,12 +121,16 @@ class VideoPreparation:
         keeps = 3 * width * height * len(facts.indices) < len(loaded.data)
         with closing(loaded.opened.frames(facts)) as frames:
             kept = _Kept(frames) if keeps else None
-            patches = self._processor.process(frames if kept is None else kept, layout)
+            left = set(self._shown(facts))
+            # The frames come first: they are asked for until they end, which tells whether all could be read.
+            numbered = zip(frames if kept is None else kept, facts.indices, strict=False)
+            patches = self._processor.process((frame for frame, index in numbered if index in left), layout)
         mm_hash = video_hash(
             loaded.data,
             model=self._model,
             facts=facts.described(),
             frames=None if kept is None else np.stack(kept.frames),
+            factors=self._options.hash_factors,
         )
         items = self._items(patches, layout, facts)
         return PreparedVideo(items, self.form.modality, self._replacement(layout, facts), mm_hash)
@@ -122,10 +140,13 @@ class VideoPreparation:
             raise UnreadableImage("none of the video's frames can be read")
         if not facts.taken_rate > 0:
             raise ImageRefused("a video that does not say how many frames a second it has")
-        return self._processor.layout(len(facts.indices), *opened.size)
+        return self._processor.layout(len(self._shown(facts)), *opened.size)
+
+    def _shown(self, facts: Facts) -> tuple[int, ...]:
+        return shown(self.form.sampling, facts)
 
     def _replacement(self, layout: VideoLayout, facts: Facts) -> Replacement:
-        times = middle_times(facts, self._processor.group)
+        times = middle_times(self._shown(facts), facts.rate, self._processor.group)
         return self.form.replacement(VideoPlaces(layout.groups, layout.height, layout.width, times))
 
     def _items(self, patches: Pixels, layout: VideoLayout, facts: Facts) -> tuple[EncodedItem, ...]:

@@ -6,6 +6,7 @@ Sources of the rules: vLLM's loaders "qwen2_vl" and "qwen3_vl", which are those 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,11 +14,10 @@ import numpy as np
 
 Rule = Literal["from the start", "to the end"]
 """Frames at equal steps: in whole pairs from the first one, or so that the last one is taken too."""
-MOST_LISTED = 32
-"""Of a list of frames."""
-FRAMES_A_SECOND, FEWEST_FRAMES, MOST_FRAMES = 2, 4, 768
+FEWEST_FRAMES, MOST_FRAMES = 4, 768
 """Of a file."""
 PAIR = 2
+MOST_A_SECOND = 30
 ASSUMED_RATE = 24.0
 """Frames a second, by the rule "to the end", where a file does not say."""
 _LANES = 8
@@ -26,6 +26,17 @@ _LANES = 8
 
 class UnknownRate(ValueError):
     """A file that does not say how many frames a second it has, of which the rule makes its choice."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    rule: Rule
+    file_rate: float = 2
+    """Frames a second to take of a file."""
+    most_listed: int = 32
+    """Frames to take of a list."""
+    listed_rate: float = 1.0
+    """Frames a second that a list is of."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +73,18 @@ class Facts:
         return len(self.indices) / self.total * self.rate
 
 
-def chosen(rule: Rule, total: int, rate: float) -> list[int]:
+def chosen(sampling: Sampling, total: int, rate: float) -> list[int]:
     """Indices of the frames to take of a file with so many; none of a file without a pair where pairs are
     taken. Raises UnknownRate."""
-    if rule == "to the end":
-        wanted = int(total / (rate or ASSUMED_RATE) * FRAMES_A_SECOND)
+    a_second = min(sampling.file_rate, MOST_A_SECOND)
+    if sampling.rule == "to the end":
+        wanted = int(total / (rate or ASSUMED_RATE) * a_second)
         count = min(max(wanted, FEWEST_FRAMES), MOST_FRAMES, total)
         return [int(index) for index in np.linspace(0, total - 1, count).round()]
     if not rate:
         raise UnknownRate
     most = min(MOST_FRAMES, total) // PAIR * PAIR
-    pairs = min(max(total / rate * FRAMES_A_SECOND, FEWEST_FRAMES), most, total) // PAIR
+    pairs = min(max(total / rate * a_second, FEWEST_FRAMES), most, total) // PAIR
     return _steps(total, int(pairs) * PAIR) if pairs else []
 
 
@@ -96,14 +108,21 @@ def file_facts(rule: Rule, total: int, rate: float, taken: list[int]) -> Facts:
     return Facts(total, rate, duration, "opencv", tuple(taken), len(taken) == total)
 
 
-def list_facts(frames: int) -> Facts:
-    """Of a list of frames, which are a second apart."""
-    return Facts(frames, 1.0, float(frames), "jpeg_sequence", tuple(range(frames)), sampled_again=False)
+def list_facts(frames: int, rate: float) -> Facts:
+    """Of a list of frames."""
+    return Facts(frames, rate, frames / rate, "jpeg_sequence", tuple(range(frames)), sampled_again=False)
 
 
-def middle_times(facts: Facts, group: int) -> list[float]:
+def shown(rule: Rule, facts: Facts) -> tuple[int, ...]:
+    """Indices of the taken frames that are left when transformers' processor has chosen too, as vLLM has it
+    do by the second rule where all were taken."""
+    if rule == "to the end" and facts.sampled_again:
+        return tuple(chosen(Sampling(rule), facts.total, facts.rate))
+    return facts.indices
+
+
+def middle_times(indices: Sequence[int], rate: float, group: int) -> list[float]:
     """Seconds, of each ``group`` of frames, between its first and its last one; the last frame stands in for
     those that its group lacks."""
-    indices = [*facts.indices, *[facts.indices[-1]] * (-len(facts.indices) % group)]
-    times = [index / facts.rate for index in indices]
+    times = [index / rate for index in (*indices, *[indices[-1]] * (-len(indices) % group))]
     return [(times[start] + times[start + group - 1]) / 2 for start in range(0, len(times), group)]

@@ -26,7 +26,7 @@ from tests.support import video_models
 from tests.support.image_corpus import PATH, read_item
 from tests.support.render_app import app_client, idle, load_service, settings_for
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import RECORDED, contents, file_url, film, frames_url, part, text
+from tests.support.video_corpus import RECORDED, chats, file_url, film, frames_url, part, text
 
 RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
 
@@ -65,9 +65,9 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", video_models.MODELS)
 async def test_prompts_and_items_are_vllms(services: dict[str, Service], name: str) -> None:
-    async with served(services[name]) as client:
-        for title, content in contents().items():
-            response = await client.post(PATH, json=chat(*content))
+    async with served(services[name], trust_request_mm_kwargs=True) as client:
+        for title, (content, media_io_kwargs) in chats().items():
+            response = await client.post(PATH, json=chat(*content, media_io_kwargs=media_io_kwargs))
             expected = RECORDS[name][title]
             if "error" in expected:
                 assert response.status_code == 400, title
@@ -116,6 +116,12 @@ def in_groups(features: dict[str, Any], expected: dict[str, Any], title: str) ->
 
 
 SMALL = part(frames_url(film(4, 64, 48)))
+
+
+def reading(**media_io_kwargs: Any) -> dict[str, Any]:
+    return chat(SMALL, media_io_kwargs=media_io_kwargs)
+
+
 FILE = part(file_url("short.mp4"))
 
 
@@ -150,7 +156,12 @@ async def test_urls_that_are_refused(
         (chat(SMALL, text("see <|video_pad|>")), "messages", "taken for the place of a video"),
         (chat(SMALL, truncate_prompt_tokens=3), "messages", "0 places for videos"),
         (chat(SMALL, mm_processor_kwargs={"max_pixels": 3136}), "mm_processor_kwargs", "beside videos"),
-        (chat(SMALL, media_io_kwargs={"video": {"num_frames": 3}}), "media_io_kwargs", "beside videos"),
+        (reading(image={"image_mode": "RGB"}), "media_io_kwargs.image", "beside videos"),
+        (reading(video={"num_frames": 0}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
+        (reading(video={"num_frames": True}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
+        (reading(video={"fps": 0}), "media_io_kwargs.video.fps", "above 0"),
+        (reading(video={"fps": "2"}), "media_io_kwargs.video.fps", "above 0"),
+        (reading(video={"backend": "opencv"}), "media_io_kwargs.video.backend", "not known here"),
     ],
 )
 async def test_refused(services: dict[str, Service], body: Any, param: str, message: str) -> None:

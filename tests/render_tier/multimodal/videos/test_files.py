@@ -12,7 +12,7 @@ from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.files import VideoFile
 from render_tier.multimodal.videos.opened import FramesMissing
-from render_tier.multimodal.videos.sampling import Rule
+from render_tier.multimodal.videos.sampling import Rule, Sampling
 from tests.support.video_corpus import FILES
 
 GIB = 1 << 30
@@ -34,7 +34,7 @@ def opened(
     of_video: int = 1 << 24,
 ) -> VideoFile:
     content = (FILES / data).read_bytes() if isinstance(data, str) else data
-    return VideoFile(content, rule, decoders, max_frame_pixels=of_frame, max_pixels=of_video)
+    return VideoFile(content, Sampling(rule), decoders, max_frame_pixels=of_frame, max_pixels=of_video)
 
 
 def readers() -> list[psutil.Process]:

@@ -6,13 +6,16 @@ import pytest
 
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.videos.frame_lists import FrameList
+from render_tier.multimodal.videos.sampling import Sampling
 from tests.support.images import file, picture, turned
 from tests.support.video_corpus import film, frames_url
+
+SAMPLING = Sampling("from the start")
 
 
 def opened(*frames: bytes, of_frame: int = 10_000, of_video: int = 100_000) -> FrameList:
     listed = frames_url(frames).partition(",")[2].encode()
-    return FrameList(listed, max_frame_pixels=of_frame, max_pixels=of_video)
+    return FrameList(listed, SAMPLING, max_frame_pixels=of_frame, max_pixels=of_video)
 
 
 def test_the_first_32_frames_are_taken_a_second_apart() -> None:
@@ -41,7 +44,7 @@ PNG = file(picture(20, 10))
 )
 def test_what_is_no_image_is_named(listed: bytes, message: str) -> None:
     with pytest.raises(UnreadableImage, match=message):
-        FrameList(listed, max_frame_pixels=1000, max_pixels=1000)
+        FrameList(listed, SAMPLING, max_frame_pixels=1000, max_pixels=1000)
 
 
 def test_frames_of_several_sizes() -> None:

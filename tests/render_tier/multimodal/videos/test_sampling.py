@@ -10,21 +10,22 @@ from render_tier.multimodal.videos.sampling import (
     FEWEST_FRAMES,
     MOST_FRAMES,
     Rule,
+    Sampling,
     UnknownRate,
     chosen,
     file_facts,
-    list_facts,
     middle_times,
 )
 
 RULES: tuple[Rule, ...] = ("from the start", "to the end")
+FROM_THE_START, TO_THE_END = map(Sampling, RULES)
 totals = st.integers(2, 200_000)
 rates = st.floats(0.5, 240)
 
 
 @given(st.sampled_from(RULES), totals, rates)
 def test_frames_are_in_order_and_of_the_file(rule: Rule, total: int, rate: float) -> None:
-    indices = chosen(rule, total, rate)
+    indices = chosen(Sampling(rule), total, rate)
     assert indices == sorted(set(indices))
     assert 0 == indices[0] <= indices[-1] < total
     assert min(FEWEST_FRAMES, total // 2 * 2) <= len(indices) <= MOST_FRAMES + 1
@@ -32,7 +33,7 @@ def test_frames_are_in_order_and_of_the_file(rule: Rule, total: int, rate: float
 
 @given(totals, rates)
 def test_the_last_frame_is_taken_to_the_end(total: int, rate: float) -> None:
-    assert chosen("to the end", total, rate)[-1] == total - 1
+    assert chosen(TO_THE_END, total, rate)[-1] == total - 1
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_the_last_frame_is_taken_to_the_end(total: int, rate: float) -> None:
     ],
 )
 def test_pairs_from_the_start(total: int, rate: float, expected: list[int]) -> None:
-    assert chosen("from the start", total, rate) == expected
+    assert chosen(FROM_THE_START, total, rate) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,18 +54,18 @@ def test_pairs_from_the_start(total: int, rate: float, expected: list[int]) -> N
     [(88987, 396, 389, 87414), (56542, 728, 725, 56308)],
 )
 def test_steps_are_rounded_as_torch_does(total: int, count: int, number: int, index: int) -> None:
-    indices = chosen("from the start", total, rate=2 * total / (count + 0.5))
+    indices = chosen(FROM_THE_START, total, rate=2 * total / (count + 0.5))
     assert (len(indices), indices[number]) == (count, index)
 
 
 def test_a_file_that_does_not_say_its_rate() -> None:
     with pytest.raises(UnknownRate):
-        chosen("from the start", 100, 0.0)
-    assert chosen("to the end", 100, 0.0) == [0, 14, 28, 42, 57, 71, 85, 99]
+        chosen(FROM_THE_START, 100, 0.0)
+    assert chosen(TO_THE_END, 100, 0.0) == [0, 14, 28, 42, 57, 71, 85, 99]
     facts = file_facts("to the end", 100, 0.0, [0, 48])
-    assert (facts.rate, facts.duration, middle_times(facts, 2)) == (24.0, 0.0, [1.0])
+    assert (facts.rate, facts.duration, middle_times(facts.indices, facts.rate, 2)) == (24.0, 0.0, [1.0])
 
 
 def test_times_are_those_between_a_groups_first_and_last_frame() -> None:
-    assert middle_times(list_facts(5), 2) == [0.5, 2.5, 4.0]
-    assert middle_times(file_facts("to the end", 40, 10.0, [0, 10, 30]), 2) == [0.5, 3.0]
+    assert middle_times(range(5), 1.0, 2) == [0.5, 2.5, 4.0]
+    assert middle_times([0, 10, 30], 10.0, 2) == [0.5, 3.0]

@@ -40,6 +40,10 @@ def is_remote(url: str) -> bool:
     return url[:6].lower().startswith(("http:", "https:"))
 
 
+def is_data(url: str) -> bool:
+    return url[:5].lower() == "data:"
+
+
 def read_local(url: str, rules: SourceRules) -> bytes:
     """The bytes of a ``data:`` or ``file:`` URL. Raises SourceRefused."""
     scheme = url[:5].lower()
@@ -53,7 +57,7 @@ def read_local(url: str, rules: SourceRules) -> bytes:
 def listed_frames(url: str, rules: SourceRules) -> bytes | None:
     """What a ``data:`` URL has for a list of a video's frames, still in base64; None for another URL. Raises
     SourceRefused."""
-    if url[:5].lower() != "data:":
+    if not is_data(url):
         return None
     start = _start_of_data(url)
     if url[5 : start - 1].split(";")[0].lower() != FRAMES_TYPE:

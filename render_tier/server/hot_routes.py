@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Generator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,12 +23,24 @@ from render_tier.server.replies import METHOD_NOT_ALLOWED, Reply, error_reply
 from render_tier.server.runtime import Runtime
 from render_tier.settings import Settings
 
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.vision import PromptImage
+    from render_tier.server.image_intake import ImageIntake
+
 log = structlog.get_logger()
 CHUNK = b'"generate_chunk"'
 MEDIA_SCOPE_HEADER = b"x-media-scope"
 """Whose names of images a request's are."""
 CLOSE = (b"connection", b"close")
 """For replies sent before the body was read: the rest of it must not be taken for the next request."""
+
+
+@dataclass(frozen=True)
+class FromKept:
+    """A reply that is made, of images that are kept."""
+
+    reply: Reply
+    images: list[PromptImage]
 
 
 class ClientGone(Exception):
@@ -83,9 +95,11 @@ class HotRoutes:
                 raise Overloaded("the model is loading", retry_after=1)
             request_id = _request_id(headers)
 
-            def work() -> Outcome:
+            def work() -> Outcome | FromKept:
                 plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
                 outcome = handle(service, plain, request_id)
+                if isinstance(outcome, NeedsImages) and (kept := self._images.kept(outcome.images)):
+                    return FromKept(self._packed(outcome.finish(kept), reply_coding), kept)
                 return self._packed(outcome, reply_coding) if isinstance(outcome, Reply) else outcome
 
             if endpoint.pool == "derender":
@@ -95,6 +109,9 @@ class HotRoutes:
                 outcome = work()
             else:
                 outcome = await self._runtime.pools[endpoint.pool].run(work)
+            if isinstance(outcome, FromKept):
+                held = await self._images.hold(outcome.images, _copies(reply_coding))
+                return replace(outcome.reply, on_sent=held.release)
             if isinstance(outcome, NeedsImages):
                 return await self._with_images(outcome, endpoint.pool, reply_coding, _scope(headers))
             if isinstance(outcome, NeedsSizes):
@@ -113,13 +130,16 @@ class HotRoutes:
             return self._compression.compressed(reply, coding)
         return reply
 
+    @property
+    def _images(self) -> ImageIntake:
+        assert self._runtime.images is not None  # as the renderer takes images
+        return self._runtime.images
+
     async def _with_images(
         self, request: NeedsImages, pool: PoolName, coding: Coding | None, scope: str | None
     ) -> Reply:
         """Raises ApiError."""
-        intake = self._runtime.images
-        assert intake is not None  # as the renderer takes images
-        held = await intake.prepare(request.images, scope)
+        held = await self._images.prepare(request.images, scope, _copies(coding))
         try:
             reply = await self._runtime.pools[pool].run(
                 lambda: self._packed(request.finish(held.images), coding)
@@ -133,9 +153,7 @@ class HotRoutes:
         self, request: NeedsSizes, pool: PoolName, coding: Coding | None, scope: str | None
     ) -> Reply:
         """Raises ApiError."""
-        intake = self._runtime.images
-        assert intake is not None  # as the renderer takes images
-        places = await intake.measure(request.images, scope)
+        places = await self._images.measure(request.images, scope)
         return await self._runtime.pools[pool].run(lambda: self._packed(request.finish(places), coding))
 
     def _is_inline(self, endpoint: Endpoint, body: bytes) -> bool:
@@ -211,6 +229,11 @@ class _Begun:
             self._rest.close()
             raise
         return (yield from self._rest)
+
+
+def _copies(coding: Coding | None) -> int:
+    """How often a request has its items in memory: a reply that is packed is put together first."""
+    return 1 if coding is None else 3
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

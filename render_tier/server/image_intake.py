@@ -24,7 +24,14 @@ from render_tier.multimodal.item import ImageRefused
 from render_tier.multimodal.names import ImageNames, Name
 from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, Prepared
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
-from render_tier.multimodal.sources import SourceRefused, SourceRules, is_remote, listed_frames, read_local
+from render_tier.multimodal.sources import (
+    SourceRefused,
+    SourceRules,
+    is_data,
+    is_remote,
+    listed_frames,
+    read_local,
+)
 from render_tier.multimodal.videos.opening import VideoSource
 from render_tier.multimodal.videos.prepared import LoadedVideo
 from render_tier.multimodal.vision import PromptImage, Vision
@@ -125,9 +132,36 @@ class ImageIntake:
         if self._videos is not None:
             await asyncio.to_thread(self._videos.close)
 
-    async def prepare(self, asked: RequestedImages, scope: str | None) -> RequestImages:
-        """To be released by the caller. ``scope``: whose names of images the request's are. Raises ApiError
-        that names the part at fault."""
+    def kept(self, asked: RequestedImages) -> list[PromptImage] | None:
+        """The images, where all of them came in the request, without names, and are kept; else None.
+        Thread-safe; for these, `hold` is all that is left to do."""
+        found: list[PromptImage] = []
+        for part in asked.parts:
+            if part.kind != "image" or part.uuid is not None or part.url is None or not is_data(part.url):
+                return None
+            if len(asked.parts) > self._limits.get("image", DEFAULT_LIMIT):
+                return None
+            try:
+                key = asked.preparation.key(read_local(part.url, self._local["image"]))
+            except SourceRefused:
+                return None
+            image = asked.preparation.cache.get(key)
+            if image is None:
+                return None
+            found.append(PromptImage(image))
+        return found
+
+    async def hold(self, images: Sequence[PromptImage], copies: int) -> RequestImages:
+        """Of `kept`, as `prepare`."""
+        request = RequestImages()
+        self._kept.inc(len(images))
+        await request.take_for_items(self.items, copies * sum(_item_bytes(each.image) for each in images))
+        request.images = list(images)
+        return request
+
+    async def prepare(self, asked: RequestedImages, scope: str | None, copies: int) -> RequestImages:
+        """To be released by the caller. ``scope``: whose names of images the request's are. ``copies``: how
+        often the request has the items in memory. Raises ApiError that names the part at fault."""
         request = RequestImages()
         try:
             names = [_name(part, asked, scope) for part in asked.parts]
@@ -135,8 +169,7 @@ class ImageIntake:
             kept = sum(isinstance(image, Prepared) for image in loaded)
             self._kept.inc(kept)
             self._processed.inc(len(loaded) - kept)
-            # In the request and in the reply.
-            await request.take_for_items(self.items, 2 * sum(map(_item_bytes, loaded)))
+            await request.take_for_items(self.items, copies * sum(map(_item_bytes, loaded)))
             prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
             for named in zip(names, keys, asked.parts, strict=True):
                 self._claim(*named)
@@ -180,7 +213,7 @@ class ImageIntake:
     def _file_bytes(self, part: ImagePart) -> int:
         if part.url is None:
             return 0
-        if part.url[:5].lower() != "data:":
+        if not is_data(part.url):
             return self._local[part.kind].max_bytes
         # A list of frames is kept beside its frames' files.
         return len(part.url) * (2 if part.kind == "video" else 1)

@@ -619,3 +619,28 @@ async def test_a_reply_says_whether_images_are_named_by_their_contents(serve: An
     one = part(SMALL)
     for parts, said in (([one], "content"), ([one, {**one, "uuid": "x"}], None), ([text("Hi")], None)):
         assert (await server.render(chat(*parts))).headers.get("x-item-names") == said
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_images_that_are_kept(serve: Any, coding: str) -> None:
+    """They are sent from where they are kept, within the same memory as others."""
+    server = await serve(image_item_memory_bytes=1 << 20, compression_min_bytes=1)
+    body = chat(part(file(picture(140, 112), "JPEG")), part(SMALL), text("Which one?"), request_id="a")
+    server.client.headers["accept-encoding"] = coding
+    first = await server.render(body)
+    assert first.status_code == 200
+    images = server.app.runtime.images
+    takes: list[int] = []
+    take = images.items.take
+
+    async def watched(amount: int) -> None:
+        await take(amount)
+        takes.append(images.items.held)
+
+    images.items.take = watched
+    again = await asyncio.gather(*(server.render(body) for _ in range(8)))
+    assert [answer.json() for answer in again] == [first.json()] * 8
+    assert all("content-encoding" not in answer.headers for answer in again) == (coding == "identity")
+    assert len(takes) == 8
+    assert 0 < max(takes) <= images.items.total
+    assert images.files.held == 0

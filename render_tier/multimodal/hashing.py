@@ -56,10 +56,10 @@ def video_hash(
     return _hash(model, pair, factors or {}, kind="video")
 
 
-def group_hash(video: str, number: int) -> str:
-    """Of a part of a video that is an item of its own; no engine makes one like it."""
+def part_hash(whole: str, number: int) -> str:
+    """Of a part of an image or a video that is an item of its own; no engine makes one like it."""
     hasher = blake3()
-    for chunk in (*_framed(b"group of frames"), *_value(video), *_value(number)):
+    for chunk in (*_framed(b"part"), *_value(whole), *_value(number)):
         hasher.update(chunk)
     return hasher.hexdigest()
 

@@ -14,7 +14,7 @@ from blake3 import blake3
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
 from render_tier.multimodal.families import Family, Replacement
-from render_tier.multimodal.hashing import group_hash, image_hash, name_hash
+from render_tier.multimodal.hashing import image_hash, name_hash, part_hash
 from render_tier.multimodal.item import ImageProcessor, ImageRefused
 from render_tier.multimodal.options import ImageOptions
 
@@ -43,17 +43,21 @@ class NamedItem:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    item: EncodedItem
+    items: tuple[EncodedItem, ...]
     replacement: Replacement
     mm_hash: str
 
     @property
     def size(self) -> int:
-        return self.item.size
+        return sum(item.size for item in self.items)
 
     def named_items(self, mm_hash: str) -> list[NamedItem]:
         """One for each of its places, with names that come of ``mm_hash``."""
-        return [NamedItem("image", mm_hash, self.item, self.replacement.count)]
+        alone = len(self.items) == 1
+        return [
+            NamedItem("image", mm_hash if alone else part_hash(mm_hash, number), item, self.replacement.count)
+            for number, item in enumerate(self.items)
+        ]
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class PreparedVideo:
             (item,) = self.items
             return [NamedItem(self.modality, mm_hash, item, self.replacement.count)]
         return [
-            NamedItem(self.modality, group_hash(mm_hash, number), item, self.replacement.count)
+            NamedItem(self.modality, part_hash(mm_hash, number), item, self.replacement.count)
             for number, item in enumerate(self.items)
         ]
 
@@ -206,8 +210,9 @@ class ImagePreparation:
         pixels, converted = loaded.opened.pixels(background)
         processed = self.processor.process(pixels)
         layout = self.processor.layout(processed.width, processed.height)
+        items = self.family.items(processed.arrays)
         image = PreparedImage(
-            encode_item(processed.arrays, self.family, self._float_type),
+            tuple(encode_item(arrays, self.family, self._float_type) for arrays in items),
             self.family.replacement(layout, processed.width, processed.height),
             image_hash(
                 loaded.data,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.files import ModelLoadError
-from render_tier.multimodal.item import ImageLayout
+from render_tier.multimodal.item import Arrays, ImageLayout
 
 Encode = Callable[[str], list[int]]
 """Text to IDs, without special tokens put around it."""
@@ -61,6 +61,8 @@ class Family:
     joined: Mapping[tuple[int, int], int]
     """Pairs of tokens that a replacement may bring together, and the one token that the tokenizer has for
     both."""
+    items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)
+    """What the processor makes of an image, as many items as its replacement has runs."""
 
 
 def required_id(vocabulary: Vocabulary, token: str) -> int:

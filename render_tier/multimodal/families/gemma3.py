@@ -1,5 +1,10 @@
 """Gemma 3: a picture is always as many tokens, between markers and line breaks. With pan and scan a long
-image is several: the whole one, and crops, with words that say so."""
+image is several: the whole one, and crops, with words that say so.
+
+vLLM has one item for an image with crops, whose place is all of that, and a mask that does not travel with a
+request. Here each picture is an item of its own, and an image to engines: its embeddings, and which of them
+look at each other, are those of vLLM's one item.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, required_id
-from render_tier.multimodal.item import ImageLayout
+from render_tier.multimodal.item import Arrays, ImageLayout
 
 KEPT = 4
 """Numbers of crops whose tokens are kept."""
@@ -26,10 +33,11 @@ def gemma3(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) ->
     @lru_cache(maxsize=KEPT)
     def with_crops(crops: int) -> Replacement:
         said = f"Here is the original image {picture} and here are some crops to help you see better "
-        ids = encode(said + " ".join([picture] * crops))
-        first, end = ids.index(soft_id), len(ids) - ids[::-1].index(soft_id)
-        mask = tuple(token == soft_id for token in ids[first:end])
-        return Replacement(tuple(ids), first, end - first, mask)
+        ids = tuple(encode(said + " ".join([picture] * crops)))
+        first, *later = (
+            place for place, token in enumerate(ids) if token == soft_id and ids[place - 1] != soft_id
+        )
+        return Replacement(ids, first, count, later=tuple(later))
 
     def replacement(layout: ImageLayout, width: int, height: int) -> Replacement:
         return whole if layout.tiles == 1 else with_crops(layout.tiles - 1)
@@ -48,4 +56,10 @@ def gemma3(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) ->
             (lines[1], lines[0]): lines[2],
             (lines[1], lines[1]): lines[3],
         },
+        items=_pictures,
     )
+
+
+def _pictures(arrays: Arrays) -> list[Arrays]:
+    one = np.array(1, np.int64)
+    return [{"pixel_values": picture[None], "num_patches": one} for picture in arrays["pixel_values"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,44 @@ async def test_another_image_with_as_many_tokens_is_told_apart_by_its_hash(clien
     ]
     answer = await render(client, other, continuation=given, continuation_strict=True)
     assert answer["features"]["mm_hashes"] == (await render(client, other))["features"]["mm_hashes"]
+
+
+IMAGES = [file(picture(width, height, seed=width)) for width, height in ((28, 28), (64, 48), (30, 120))]
+WORDS = ("See:\n", "Well?", "\n\nOnce more:\n\n", "naïve 图片 🙂", "a,b;c", "  ", "\n")
+
+
+def pieces(chance: random.Random, words: str) -> list[str]:
+    """The text in parts, of which each becomes tokens of its own."""
+    cuts = sorted(chance.sample(range(1, len(words)), chance.randint(0, len(words) - 1)))
+    return [words[start:end] for start, end in itertools.pairwise([0, *cuts, len(words)])]
+
+
+def question(chance: random.Random) -> Json:
+    kinds = [chance.random() < 0.5 for _ in range(chance.randint(1, 4))]
+    parts = [part(chance.choice(IMAGES)) if kind else text(chance.choice(WORDS)) for kind in kinds]
+    return {"role": "user", "content": [*parts, text("What now?")]}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_was_said_the_images_are_where_the_prompt_has_them(
+    client: httpx.AsyncClient, seed: int
+) -> None:
+    chance = random.Random(seed)
+    first: Json = {"role": "user", "content": [part(IMAGES[seed % 3]), text("What is it?")]}
+    messages, prompt = [first], await render(client, [first])
+    for _ in range(4):
+        said = f"A gradient{chance.choice(WORDS)}of {chance.randint(1, 9999)} colors."
+        output = [token for piece in pieces(chance, said) for token in await ids_of(client, piece)]
+        messages = [*messages, {"role": "assistant", "content": said}, question(chance)]
+        carried = [*prompt["token_ids"], *output]
+        given = {"prompt_token_ids": prompt["token_ids"], "output_token_ids": output}
+        prompt = await render(client, messages, continuation=given, continuation_strict=True)
+        whole = await render(client, messages)
+        assert prompt["token_ids"][: len(carried)] == carried
+        assert prompt["features"]["mm_hashes"] == whole["features"]["mm_hashes"]
+        assert places(prompt) == places(whole)
+        spelled = [
+            (await client.post("/detokenize", json={"tokens": each["token_ids"]})).json()["prompt"]
+            for each in (prompt, whole)
+        ]
+        assert spelled[0] == spelled[1]

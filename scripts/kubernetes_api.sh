@@ -19,10 +19,10 @@ sources() { # the machine's own mirrors of the release, for source packages alon
   sed -E 's/^Types:.*/Types: deb-src/' "$file"
 }
 
-unpacked() { # unpacked PACKAGE...: binary packages, under $work/root
+unpacked() { # unpacked PACKAGE...: binary packages, under $work/unpacked
   (cd "$work" && apt-get download "$@")
   local package
-  for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+  for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 }
 
 source_package() {
@@ -41,8 +41,8 @@ compiled() {
   cd "$work/go/src/k8s.io/kubernetes"
   # The tree's own version of this package reads maps as Go did before 1.18, and crashes.
   rm -r vendor/github.com/modern-go/reflect2
-  cp -r "$work/root/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
-  export GOROOT=$work/root/usr/lib/go-1.19 GOPATH=$work/go GOCACHE=$work/cache GO111MODULE=off CGO_ENABLED=0 GOFLAGS=
+  cp -r "$work/unpacked/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
+  export GOROOT=$work/unpacked/usr/lib/go-1.19 GOPATH=$work/go GOCACHE=$work/cache GO111MODULE=off CGO_ENABLED=0 GOFLAGS=
   local go=$GOROOT/bin/go
   # One source file is not in the tree, but made from the others: the types' descriptions.
   local packages
@@ -67,7 +67,7 @@ build() {
   run "Go and etcd" unpacked golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev etcd-server
   run "source package" source_package
   run "compiling" compiled
-  cp "$work/root/usr/bin/etcd" "$target/"
+  cp "$work/unpacked/usr/bin/etcd" "$target/"
 }
 
 cached "kubernetes-api-$(sha256sum <"${BASH_SOURCE[0]}" | cut -c1-12)" 3000 \

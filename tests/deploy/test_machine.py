@@ -6,9 +6,11 @@ import configparser
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -22,6 +24,7 @@ from orchestrator import cli as orchestrator_cli
 from orchestrator.settings import Settings
 from render_tier import cli as render_cli
 from tests.support.charts import ROOT
+from tests.support.processes import BIN
 
 DEPLOY = ROOT / "deploy"
 DOCKER = DEPLOY / "docker"
@@ -219,3 +222,17 @@ def test_units_start_what_exists_and_wait_for_streams(program: str) -> None:
     assert service["KillMode"] == "mixed"
     assert service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes"
+
+
+@pytest.mark.parametrize("program", APPS)
+def test_units_are_understood_whole_by_systemd(program: str, tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd is not installed")
+    unit = tmp_path / f"{program}.service"
+    text = (DEPLOY / "systemd" / unit.name).read_text()
+    unit.write_text(text.replace(f"/opt/disagg-frontend/venv/bin/{program}", str(BIN / program)))
+    said = subprocess.run(
+        [analyze, "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (said.returncode, said.stdout + said.stderr) == (0, "")

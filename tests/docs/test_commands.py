@@ -39,7 +39,12 @@ from tests.support.processes import BIN
 
 LANGUAGES = {"json", "mermaid", "nginx", "python", "sh", "text", "toml", "yaml"}
 APPS = {"render-tier": render_cli.app, "pd-orchestrator": orchestrator_cli.app}
-OTHERS_FLAGS = {"--build-arg": "docker build", "--set": "helm", "--target": "docker build"}
+OTHERS_FLAGS = {
+    "--build-arg": "docker build",
+    "--format": "buildah build",
+    "--set": "helm",
+    "--target": "docker build",
+}
 """Flags in the text that belong to no program of ours, and whose they are; ``VLLM_FLAGS`` apart."""
 
 Check = Callable[[Command, Path], None]
@@ -197,11 +202,8 @@ KINDS = (
     Kind("python -m", is_a_program, "measures or records for minutes"),
     Kind("bash .ci/run", is_a_script, "runs this test"),
     Kind("scripts/vllm_env.sh", is_a_script, "downloads for minutes"),
-    Kind(
-        "scripts/kubernetes_api.sh",
-        is_a_script,
-        "compiles for minutes; run by the tests of make test-kubernetes",
-    ),
+    Kind("scripts/kubernetes_api.sh", is_a_script, "compiles for minutes; run by make test-kubernetes"),
+    Kind("scripts/local_images.sh", is_a_script, "builds for minutes, and needs buildah"),
     Kind("scripts/torchvision_env.sh", is_a_script, "downloads for minutes"),
     Kind("scripts/lock_images.sh", is_a_script, "asks a package registry"),
     Kind("scripts/api_reference.py", is_a_script, "run in tests/docs/test_api_reference.py"),

@@ -164,7 +164,8 @@ class ImagePreparation:
     def settings_digest(self) -> bytes:
         """Of all that decides what an image becomes."""
         form = f"{self._model}\n{self._float_type}\n{self._as_bytes}".encode()
-        return hashlib.sha256(self.processor.settings_digest + form).digest()
+        said = self._options.digest if self._options else b""
+        return hashlib.sha256(self.processor.settings_digest + form + said).digest()
 
     def with_options(self, options: ImageOptions, processor: ImageProcessor) -> ImagePreparation:
         """For a request that says this, and is processed by that; with the same cache."""
@@ -192,7 +193,7 @@ class ImagePreparation:
         width, height = opened.size
         layout = self.processor.layout(width, height)
         pixels = layout.width * layout.height * layout.tiles
-        if self._options and pixels > self.max_pixels:
+        if self._options.processor and pixels > self.max_pixels:
             raise ImageTooLarge(
                 f"the image would become {pixels} pixels by mm_processor_kwargs; at most {self.max_pixels} "
                 "are allowed"

@@ -46,12 +46,18 @@ class Vision:
         preparation: ImagePreparation,
         processor_with: Callable[[Mapping[str, Any]], ImageProcessor],
         videos: VideoPreparation | None = None,
+        reading: Mapping[str, Any] | None = None,
     ) -> None:
-        """``preparation``: where a request says nothing of it. ``processor_with``: the model's processor with
-        settings of a request; raises UnsupportedProcessor. ``videos``: None where they are not taken."""
-        self.preparation = preparation
+        """``preparation``: of images. ``processor_with``: the model's processor with settings of a request;
+        raises UnsupportedProcessor. ``videos``: None where they are not taken. ``reading``: how images are
+        read where a request does not say (`media_io_kwargs` of images). Raises OptionRefused."""
         self.videos = videos
         self._processor_with = processor_with
+        self._reading = reading or {}
+        self.preparation = preparation
+        """Where a request says nothing of it."""
+        if reading:
+            self.preparation = self._prepared_with({}, {})
 
     @property
     def marks(self) -> Mapping[Modality, tuple[str, str]]:
@@ -75,13 +81,19 @@ class Vision:
         media_io_kwargs: Mapping[str, Mapping[str, Any]] | None,
     ) -> ImagePreparation:
         """As a request says. Raises OptionRefused."""
-        usual = self.preparation
         if media_io_kwargs and self.videos is not None:
             media_io_kwargs = {name: said for name, said in media_io_kwargs.items() if name != "video"}
         if not mm_processor_kwargs and not media_io_kwargs:
-            return usual
+            return self.preparation
+        return self._prepared_with(mm_processor_kwargs or {}, media_io_kwargs or {})
+
+    def _prepared_with(
+        self, mm_processor_kwargs: Mapping[str, Any], media_io_kwargs: Mapping[str, Mapping[str, Any]]
+    ) -> ImagePreparation:
+        usual = self.preparation
+        reading = {**media_io_kwargs, "image": {**self._reading, **media_io_kwargs.get("image", {})}}
         options = image_options(
-            mm_processor_kwargs, media_io_kwargs, processor=usual.processor, most=usual.max_pixels
+            mm_processor_kwargs, reading, processor=usual.processor, most=usual.max_pixels
         )
         try:
             processor = self._processor_with(options.processor)
@@ -127,12 +139,14 @@ def open_vision(
     engine_normalizes: bool,
     masks_are_read: bool,
     processor_kwargs: Mapping[str, Any],
+    media_io_kwargs: Mapping[str, Mapping[str, Any]],
     max_pixels: int,
     cache_bytes: int,
     video_opener: VideoOpener | None = None,
 ) -> Vision | None:
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
-    model's own. ``engine_normalizes``: whether engines do, where the family can leave it to them.
+    model's own. ``media_io_kwargs``: where a request says nothing else; of images alone.
+    ``engine_normalizes``: whether engines do, where the family can leave it to them.
     ``masks_are_read``: whether engines do so. ``video_opener``: None where videos are not to be taken. Raises
     ModelLoadError."""
     family = family_of(assets.config, assets.vocabulary, encode)
@@ -161,8 +175,12 @@ def open_vision(
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )
+        unknown = media_io_kwargs.keys() - {"image"}
+        if unknown:
+            raise ModelLoadError(f"--media-io-kwargs: {min(unknown)!r} is not known; image is")
+        reading = media_io_kwargs.get("image")
         if form is None or video_opener is None:
-            return Vision(preparation, processor_with)
+            return Vision(preparation, processor_with, reading=reading)
         of_videos = read_json_object(assets.directory / "video_preprocessor_config.json")
         overrides = {**processor_kwargs, **(UNCHANGED if as_bytes else {})}
         videos = VideoPreparation(
@@ -174,9 +192,11 @@ def open_vision(
             as_bytes=as_bytes,
             cache=preparation.cache,
         )
+        return Vision(preparation, processor_with, videos, reading)
     except UnsupportedProcessor as error:
         raise ModelLoadError(str(error)) from None
-    return Vision(preparation, processor_with, videos)
+    except OptionRefused as error:
+        raise ModelLoadError(f"--media-io-kwargs: {error}") from None
 
 
 def float_type(config: Mapping[str, Any]) -> FloatType:

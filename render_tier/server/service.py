@@ -138,6 +138,7 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
             engine_normalizes=settings.mm_device_do_normalize,
             masks_are_read=settings.mm_placeholder_masks,
             processor_kwargs=settings.mm_processor_kwargs,
+            media_io_kwargs=settings.media_io_kwargs,
             max_pixels=settings.max_image_pixels,
             cache_bytes=settings.image_cache_bytes,
             video_opener=_video_opener(settings),

@@ -141,6 +141,37 @@ async def test_answers_to_trusted_requests_equal_vllms(serve: Any) -> None:
         assert [item.length for item in read.media] == [place["length"] for place in places]
 
 
+async def test_a_server_reads_images_as_its_settings_say(serve: Any) -> None:
+    """As where a request says the same, hashes too, as in vLLM; a request's own wish goes before."""
+    asked = await serve(trust_request_mm_kwargs=True)
+    pink: dict[str, Any] = {"image": {"rgba_background_color": [255, 0, 128]}}
+    blue: dict[str, Any] = {"image": {"rgba_background_color": [0, 0, 255]}}
+    clear = every_kind()["rgba.png"]
+    set_so = await serve(trust_request_mm_kwargs=True, media_io_kwargs=pink)
+    plain, by_request = chat(part(clear)), chat(part(clear), media_io_kwargs=pink)
+    expected = (await asked.render(by_request)).json()["features"]
+    assert (await set_so.render(plain)).json()["features"] == expected
+    assert (await asked.render(plain)).json()["features"] != expected
+    other = chat(part(clear), media_io_kwargs=blue)
+    assert (await set_so.render(other)).json()["features"] == (await asked.render(other)).json()["features"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"image": {"rgba_background_color": "red"}}, "rgba_background_color"),
+        ({"image": {"mode": "RGB"}}, "media_io_kwargs.image.mode"),
+        ({"sound": {}}, "'sound' is not known"),
+    ],
+)
+def test_a_server_does_not_start_with_settings_that_are_none(
+    services: dict[str, Service], kwargs: dict[str, Any], message: str
+) -> None:
+    served = services["qwen2_5_vl"].assets
+    with pytest.raises(ModelLoadError, match=rf"--media-io-kwargs.*{message}"):
+        Service(settings_for(served.directory, media_io_kwargs=kwargs), served)
+
+
 async def test_an_image_is_kept_for_each_way_of_processing_it(serve: Any) -> None:
     server = await serve(trust_request_mm_kwargs=True)
     data = file(picture(200, 150, seed=31))
@@ -298,10 +329,11 @@ def test_fingerprint_depends_on_what_becomes_of_images(services: dict[str, Servi
     assert fingerprint() == fingerprint(image_cache_bytes=0)
     others = {
         fingerprint(mm_processor_kwargs={"max_pixels": 3136}),
+        fingerprint(media_io_kwargs={"image": {"rgba_background_color": [0, 0, 0]}}),
         fingerprint(mm_device_do_normalize=False),
         fingerprint(mm_device_do_normalize=False, dtype="float16"),
     }
-    assert len(others - {fingerprint()}) == 3
+    assert len(others - {fingerprint()}) == 4
 
 
 @pytest.mark.parametrize(

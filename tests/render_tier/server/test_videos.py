@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 
+from orchestrator.core.legs import read_render_reply
 from render_tier.multimodal.prepared import PreparedVideo
 from render_tier.multimodal.videos.prepared import LoadedVideo
 from render_tier.server.service import Service
@@ -76,6 +77,7 @@ async def test_prompts_and_items_are_vllms(services: dict[str, Service], name: s
             answer = response.json()
             assert digest(answer["token_ids"]) == expected["ids"], title
             (in_groups if name == "qwen3_vl" else whole)(answer["features"], expected, title)
+            read_render_reply(response.content)  # as it is checked before an engine gets it
 
 
 def whole(features: dict[str, Any], expected: dict[str, Any], title: str) -> None:

@@ -23,8 +23,8 @@ _NAMES = {
     "gemma3": ("Gemma3ImageProcessor",),
     "internvl": ("GotOcr2ImageProcessor",),
     "llava": (
-        "CLIPImageProcessor",
         "LlavaImageProcessor",
+        "CLIPImageProcessor",
         "PixtralImageProcessor",
         "SiglipImageProcessor",
     ),
@@ -58,9 +58,11 @@ def image_processor(
     if model_type not in _NAMES:
         raise UnsupportedProcessor(f"images of models of type {model_type!r} cannot be processed")
     names = _NAMES[model_type]
-    declared = given.get("image_processor_type") or names[0]
+    declared = given.get("image_processor_type") or given.get("feature_extractor_type") or names[0]
     # The files' older and newer names of one processor: "...Fast" is what the plain name means today.
     name = str(declared).removesuffix("Fast")
+    if "image_processor_type" not in given:
+        name = name.replace("FeatureExtractor", "ImageProcessor")
     if name not in names:
         raise UnsupportedProcessor(
             f"images of models of type {model_type!r} cannot be processed with {declared!r}"

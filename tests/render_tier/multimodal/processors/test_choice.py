@@ -19,6 +19,18 @@ def test_a_foreign_processor_is_named() -> None:
         image_processor({"model_type": "qwen2_vl"}, {"image_processor_type": "CLIPImageProcessor"})
 
 
+def test_a_file_may_name_its_processor_as_it_was_named_before_or_not_at_all() -> None:
+    settings = {"do_pad": True, "size": 336}
+    padded = image_processor({"model_type": "llava"}, settings)
+    assert padded.layout(3, 2) == ImageLayout(width=224, height=224)
+    named = {**settings, "image_processor_type": "LlavaImageProcessor"}
+    assert image_processor({"model_type": "llava"}, named).settings_digest == padded.settings_digest
+    with pytest.raises(UnsupportedProcessor, match="CLIPImageProcessor.*do_pad"):
+        image_processor(
+            {"model_type": "llava"}, {**settings, "feature_extractor_type": "CLIPFeatureExtractor"}
+        )
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "wrong",

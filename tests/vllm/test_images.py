@@ -1,7 +1,7 @@
-"""A chat with images over four hops says what one vLLM says that is given the files themselves: our pixels,
-hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL. What the
-prefill engine reports of its cache is found again for the same images. So it is where a third engine runs the
-vision part, and the prefill engine gets no pixels.
+"""A chat with images, or videos, over four hops says what one vLLM says that is given the files themselves:
+our pixels, hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL.
+What the prefill engine reports of its cache is found again for the same images. So it is where a third engine
+runs the vision part, and the prefill engine gets no pixels.
 
 The engines have a tokenizer (`--enable-scale-out`): a vLLM with `--tokens-only` takes no model with vision.
 """
@@ -26,6 +26,7 @@ from tests.support.images import data_url, file, picture
 from tests.support.pd_stack import FREE, IDLE, PATIENT, becomes_free, metric, stranded
 from tests.support.processes import ServerProcess, free_port, orchestrator_server, render_tier_server
 from tests.support.seeing_model import write_seeing_model
+from tests.support.video_corpus import file_url, film, frames_url, part
 from tests.vllm.torchvision_reference import torchvision_path
 
 NAME = "eye"
@@ -158,6 +159,8 @@ CHATS: dict[str, dict[str, Any]] = {
             {"role": "user", "content": [{"type": "text", "text": "And this?"}, *OTHER]},
         ]
     },
+    "a video": chat(part(frames_url(film(6, 196, 140)))),
+    "a video's file beside an image": chat(part(file_url("h264.mp4")), *ONE),
     "none": chat(),
 }
 

@@ -25,7 +25,7 @@ def test_a_file_may_name_its_processor_as_it_was_named_before_or_not_at_all() ->
     assert padded.layout(3, 2) == ImageLayout(width=224, height=224)
     named = {**settings, "image_processor_type": "LlavaImageProcessor"}
     assert image_processor({"model_type": "llava"}, named).settings_digest == padded.settings_digest
-    with pytest.raises(UnsupportedProcessor, match="CLIPImageProcessor.*do_pad"):
+    with pytest.raises(UnsupportedProcessor, match=r"CLIPImageProcessor.*do_pad"):
         image_processor(
             {"model_type": "llava"}, {**settings, "feature_extractor_type": "CLIPFeatureExtractor"}
         )

@@ -11,21 +11,19 @@ the engine that computes the prompt, which then need not compute the image.
 An image that no encoder has taken stays as it is, and that engine computes it, as it would without encoders.
 An answer that speaks of another hash is of no use: what is kept under it is another picture.
 
-A client may have chosen a hash, and engines name files by it, so it is made plain first (``plainly_named``).
+Engines name files by hashes, so none goes there that a client has chosen (``legs.named_apart``).
 """
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Any, Final, Literal
 
 import msgspec
 
-from orchestrator.core.legs import RenderedPrompt, with_media_named
+from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.long_strings import restored
 
 Given = Literal["metadata", "whole"]
@@ -54,11 +52,6 @@ class _Features(msgspec.Struct):
 
     def metadata(self, modality: str, index: int) -> msgspec.Raw:
         return _NULL if self.mm_metadata is None else self.mm_metadata[modality][index]
-
-
-def plainly_named(prompt: RenderedPrompt) -> RenderedPrompt:
-    """``prompt`` with images that all have hashes of letters, digits, ``-`` and ``_``."""
-    return with_media_named(prompt, _plain)
 
 
 def images_of(prompt: RenderedPrompt) -> list[Image]:
@@ -181,13 +174,6 @@ class FanOut:
 
 
 _NULL: Final = msgspec.Raw(b"null")
-_PLAIN: Final = re.compile(r"[0-9A-Za-z_-]{1,128}")
 _features_decoder = msgspec.json.Decoder(_Features)
 _raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _hashes_decoder = msgspec.json.Decoder(dict[str, list[str]])
-
-
-def _plain(name: str) -> str:
-    if _PLAIN.fullmatch(name):
-        return name
-    return sha256(name.encode(errors="surrogatepass")).hexdigest()

@@ -21,7 +21,6 @@ import msgspec
 from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
-from orchestrator.core.encoding import plainly_named
 from orchestrator.core.generation import Generation
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Decision
@@ -220,12 +219,10 @@ class Exchange:
         Raises ``ApiError``.
         """
         access, prompts = self._request.access, rendered.prompts
-        if self.services.settings.policy.known_images == "named":
+        if self.services.settings.policy.known_images == "named" or self.services.encodes:
             prompts = [legs.named_apart(prompt) for prompt in prompts]
         if access is not None:
             prompts = [access.granted(prompt) for prompt in prompts]
-        if self.services.encodes:
-            prompts = [plainly_named(prompt) for prompt in prompts]
         self._prompts = prompts
         require_servable(self.services, prompts)
         size = sum(prompt.features_bytes for prompt in prompts)

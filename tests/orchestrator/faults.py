@@ -153,7 +153,7 @@ class Tier:
         """As an encoder: it says where it keeps what it has made of the images that it is shown."""
         self.encoded: dict[str, Any] = {}
         """As an encoder: by hash, the image's data."""
-        self.images: dict[str, str] | None = None
+        self.images: dict[str, str | None] | None = None
         """As an engine that keeps them: by hash, the images that it has got."""
         self.features: dict[str, Any] | None = None
         """What it says, as a render tier, of the images of every prompt."""
@@ -341,7 +341,13 @@ class Tier:
             for modality, datas in body["features"]["kwargs_data"].items()
             for name, data in zip(hashes[modality], datas, strict=True)
         }
-        self.images |= {name: data for name, data in given.items() if data is not None}
+        told = body.get("ec_transfer_params") or {}
+        named = {name for name, data in given.items() if data is None} - set(told)
+        # Of an encoded image it may have got the metadata alone, which takes the place of the image.
+        self.images |= {name: data for name, data in given.items() if name not in named}
+        self.violations += [
+            f"{name}: an item without data" for name in named if self.images.get(name, "") is None
+        ]
         return not given.keys() <= self.images.keys()
 
     @staticmethod

@@ -17,7 +17,6 @@ from orchestrator.core.encoding import (
     UnusableEncoding,
     encode_leg,
     images_of,
-    plainly_named,
     read_encoding,
     with_encodings,
 )
@@ -107,18 +106,6 @@ def test_what_is_not_of_the_image_alone_is_no_encoding(params: Any) -> None:
     with pytest.raises(UnusableEncoding):
         read_encoding(IMAGE, params)
     assert read_encoding(IMAGE, {"a": {"where": "x"}}) == {"where": "x"}
-
-
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a.b", "", "x" * 129, "é", "a b"])
-def test_names_that_would_be_paths_are_replaced_everywhere(name: str) -> None:
-    hashes = {"image": [name, "b-_9", name], "video": ["v"]}
-    renamed = plainly_named(prompt(mm_hashes=hashes))
-    [first, other, again] = json.loads(bytes(renamed.fields["features"]))["mm_hashes"]["image"]
-    assert first == again != name
-    assert first.isalnum()
-    assert other == "b-_9"
-    assert {item.hash for item in renamed.media} == {first, other, "v"}
-    assert plainly_named(renamed) is renamed
 
 
 Outcome = st.sampled_from(["encoded", "safe", "unsafe"])

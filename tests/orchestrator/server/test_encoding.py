@@ -308,15 +308,38 @@ async def test_an_engine_that_cannot_find_what_an_encoder_has_made_is_not_the_en
         await stack.settled()
 
 
-async def test_hashes_that_would_be_paths_are_none(launch: Launch) -> None:
-    """A client may have chosen them, and encoders name files by them."""
+async def test_hashes_that_clients_choose_are_no_paths_and_no_contents(launch: Launch) -> None:
+    """Encoders name files by them."""
     async with launch(encode=1) as stack:
+        stack.render.item_names = "given"
         stack.render.features = FEATURES | {"mm_hashes": {"image": ["../../etc/x", "bb", "../../etc/x"]}}
         assert (await ask(stack)).status_code == 200
-        names = {name for leg in legs(stack.prefill) for name in leg["features"]["mm_hashes"]["image"]}
-        assert names == set(stack.encode[0].encoded)
-        assert "bb" in names
-        assert all(name.isalnum() for name in names)
+        [leg] = legs(stack.prefill)
+        names = leg["features"]["mm_hashes"]["image"]
+        assert names[0] == names[2]
+        assert set(names) == set(leg["ec_transfer_params"]) == set(stack.encode[0].encoded)
+        assert all(name.replace("-", "").isalnum() and len(name) > 64 for name in names)
+        await stack.settled()
+
+
+async def test_an_engine_that_was_told_of_an_encoding_is_not_believed_to_have_the_image(
+    launch: Launch,
+) -> None:
+    """A vLLM puts the one in the place of the other."""
+    settings = {"policy": {"encoded_images": "metadata", "known_images": "named"}}
+    async with launch(encode=1, settings=settings) as stack:
+        [encoder] = stack.encode
+        stack.prefill[0].images, stack.decode[0].images = {}, {}
+        for faults in ([Status(400)] * 2, [], [Status(400)] * 2, [Status(400)] * 2):
+            encoder.faults[GENERATE] = [*faults]
+            assert (await ask(stack)).status_code == 200
+        data = [leg["features"]["kwargs_data"] for leg in legs(stack.prefill)]
+        assert data == [
+            FEATURES["kwargs_data"],
+            NAMED["kwargs_data"],
+            FEATURES["kwargs_data"],
+            NAMED["kwargs_data"],
+        ]
         await stack.settled()
 
 
@@ -426,5 +449,7 @@ async def test_images_of_clients_of_token_ids_are_encoded_too(launch: Launch) ->
         assert answer.json()["ec_transfer_params"] is None
         [leg] = legs(stack.prefill)
         assert {told["kept_by"] for told in leg["ec_transfer_params"].values()} == {"e0"}
-        assert leg["features"] == NAMED
+        names = leg["features"]["mm_hashes"]
+        assert set(names["image"]) == set(leg["ec_transfer_params"])
+        assert leg["features"] == NAMED | {"mm_hashes": names}
         await stack.settled()

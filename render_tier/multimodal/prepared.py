@@ -156,7 +156,8 @@ class ImagePreparation:
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
-        self._masks_are_read = masks_are_read
+        self.refusal = NEEDS_MASK if family.in_runs and not masks_are_read else None
+        """Of every image, where none is taken."""
         self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
 
@@ -205,8 +206,8 @@ class ImagePreparation:
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""
-        if loaded.replacement.mask is not None and not self._masks_are_read:
-            raise ImageRefused(NEEDS_MASK)
+        if self.refusal is not None:
+            raise ImageRefused(self.refusal)
         background = self._options.background
         pixels, converted = loaded.opened.pixels(background)
         processed = self.processor.process(pixels)

@@ -148,7 +148,11 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
             """--limit-mm-per-prompt '{"image": 0}' serves the model without images, "video" without videos"""
         )
         raise ModelLoadError(f"{error}; {hint}") from None
-    return None if vision is None else served_images(vision, settings)
+    if vision is None:
+        return None
+    if vision.preparation.refusal is not None:
+        log.warning("images_refused", reason=vision.preparation.refusal)
+    return served_images(vision, settings)
 
 
 def _video_opener(settings: Settings) -> VideoOpener | None:

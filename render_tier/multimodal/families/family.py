@@ -61,6 +61,8 @@ class Family:
     joined: Mapping[tuple[int, int], int]
     """Pairs of tokens that a replacement may bring together, and the one token that the tokenizer has for
     both."""
+    in_runs: bool = False
+    """Whether the embeddings of one item are in several runs, so that engines need a mask."""
     items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)
     """What the processor makes of an image, as many items as its replacement has runs."""
 

@@ -33,4 +33,5 @@ def mistral(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         frames=1,
         engine_normalizes=is_third,
         joined={},
+        in_runs=True,
     )

@@ -18,6 +18,7 @@ import httpx
 import msgspec
 import pytest
 from PIL import Image
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from render_tier.multimodal.families import Family, Replacement, family_of
@@ -164,7 +165,11 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, qwen3_dir: Path) -> t
 @pytest.fixture
 def unmasked(tmp_path: Path, qwen3_dir: Path) -> tuple[Settings, Service]:
     settings = settings_for(lay_out("mistral3", qwen3_dir.parent, tmp_path / "m"))
-    return settings, Service.load(settings)
+    with capture_logs() as logs:
+        service = Service.load(settings)
+    (refused,) = (entry for entry in logs if entry["event"] == "images_refused")
+    assert "--mm-placeholder-masks" in refused["reason"]
+    return settings, service
 
 
 async def answered(settings: Settings, service: Service) -> httpx.Response:

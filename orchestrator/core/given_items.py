@@ -24,29 +24,31 @@ from orchestrator.core.media import Item
 class GivenItems:
     """Of one engine."""
 
-    __slots__ = ("_bytes", "_sizes")
+    __slots__ = ("_bytes", "_given")
 
     def __init__(self) -> None:
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        """By hash, the least recently given first."""
+        self._given: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
+        """By hash, the least recently given first: in which form, and of how many bytes."""
         self._bytes = 0
 
     def __repr__(self) -> str:
-        return f"<GivenItems {len(self._sizes)} of {self._bytes} bytes>"
+        return f"<GivenItems {len(self._given)} of {self._bytes} bytes>"
 
-    def among(self, items: Iterable[Item]) -> frozenset[str]:
-        """The hashes of those that the engine should have."""
-        return frozenset(item.hash for item in items if self._sizes.get(item.hash) == item.data_bytes)
+    def among(self, items: Iterable[Item], form: str | None) -> frozenset[str]:
+        """The hashes of those that the engine should have in this form."""
+        return frozenset(item.hash for item in items if self._given.get(item.hash) == (form, item.data_bytes))
 
-    def answered(self, items: Iterable[Item], max_bytes: int) -> None:
-        """The engine has answered a request that had these, by whatever form."""
+    def answered(self, items: Iterable[Item], form: str | None, max_bytes: int) -> None:
+        """The engine has answered a request that had these, whole or by name."""
         for item in items:
-            self._bytes += item.data_bytes - self._sizes.pop(item.hash, 0)
-            self._sizes[item.hash] = item.data_bytes
+            _, before = self._given.pop(item.hash, (None, 0))
+            self._bytes += item.data_bytes - before
+            self._given[item.hash] = (form, item.data_bytes)
         while self._bytes > max_bytes:
-            self._bytes -= self._sizes.popitem(last=False)[1]
+            _, (_, size) = self._given.popitem(last=False)
+            self._bytes -= size
 
     def forget(self) -> None:
         """It may have none of them any more."""
-        self._sizes.clear()
+        self._given.clear()
         self._bytes = 0

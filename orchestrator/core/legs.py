@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from orchestrator.core.item_store import Kept
 from orchestrator.core.kv_params import PREFILL_PARAMS
 from orchestrator.core.long_strings import Strings, cut, restored
 from orchestrator.core.media import (
@@ -29,6 +30,7 @@ from orchestrator.core.media import (
     lacks_data,
     read_media,
     renamed,
+    with_data,
     without_data,
 )  # fmt: skip
 
@@ -69,8 +71,9 @@ class RenderedPrompt:
     media: tuple[Item, ...] = ()
     lacks_data: bool = False
     """Some item of the media is there by name only."""
-    named_by_content: bool = False
-    """No client has chosen a hash of the media, as far as is known."""
+    form: str | None = None
+    """Of its media: equal hashes stand for equal data where this is equal too. None where a client may have
+    chosen a hash."""
     strings: Strings = ()
     """The data of its media."""
     encodings: Mapping[str, Mapping[str, Any]] | None = None
@@ -127,6 +130,7 @@ class _Head(msgspec.Struct):
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _head_decoder = msgspec.json.Decoder(_Head)
+_features_decoder = msgspec.json.Decoder(Features)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -171,6 +175,21 @@ def read_render_replies(body: bytes) -> list[RenderedPrompt]:
     return [read_render_reply(item) for item in items]
 
 
+def with_known_data(prompt: RenderedPrompt, known: Mapping[str, Kept]) -> RenderedPrompt:
+    """``prompt`` with the data, by hash, of media that it only names."""
+    of_its_form = {name: kept.data for name, kept in known.items() if kept.form == prompt.form}
+    features, data = with_data(prompt.fields["features"], of_its_form, len(prompt.strings))
+    strings = (*prompt.strings, *data)
+    read = _features_decoder.decode(features)
+    return replace(
+        prompt,
+        fields={**prompt.fields, "features": features},
+        media=read_media(read, len(prompt.token_ids), strings),
+        strings=strings,
+        lacks_data=lacks_data(read),
+    )
+
+
 def with_media_named(prompt: RenderedPrompt, name: Callable[[str], str]) -> RenderedPrompt:
     """``prompt`` with other hashes of its media: ``name`` of each."""
     names = {item.hash: name(item.hash) for item in prompt.media}
@@ -185,7 +204,7 @@ def with_media_named(prompt: RenderedPrompt, name: Callable[[str], str]) -> Rend
 
 def named_apart(prompt: RenderedPrompt) -> RenderedPrompt:
     """``prompt`` with media whose hashes are no contents', where a client may have chosen one."""
-    if prompt.named_by_content:
+    if prompt.form is not None:
         return prompt
     return with_media_named(
         prompt, lambda name: _GIVEN_NAME + sha256(name.encode(errors="surrogatepass")).hexdigest()

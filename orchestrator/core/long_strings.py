@@ -56,10 +56,16 @@ def reference(number: int) -> msgspec.Raw:
     return msgspec.Raw(b'%b%d"' % (_BEGIN, number))
 
 
-def size_of(value: msgspec.Raw, strings: Sequence[bytes | memoryview]) -> int:
-    """Of a JSON value, in bytes, or of the string that it refers to."""
+def referred(value: msgspec.Raw, strings: Sequence[memoryview]) -> memoryview | None:
+    """The string that a JSON value refers to, if it is a reference."""
     found = _REFERENCE.fullmatch(value)
-    return memoryview(value if found is None else strings[int(found[1])]).nbytes
+    return None if found is None else strings[int(found[1])]
+
+
+def size_of(value: msgspec.Raw, strings: Sequence[memoryview]) -> int:
+    """Of a JSON value, in bytes, or of the string that it refers to."""
+    found = referred(value, strings)
+    return memoryview(value).nbytes if found is None else found.nbytes
 
 
 _BEGIN: Final = b'"\\u0001'

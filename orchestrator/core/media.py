@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 
 from orchestrator.core.grids import grid_fault
-from orchestrator.core.long_strings import size_of
+from orchestrator.core.long_strings import reference, referred, size_of
 
 
 class FeaturesError(ValueError):
@@ -115,6 +115,36 @@ def renamed(features: msgspec.Raw, name: Callable[[str], str]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({**fields, "mm_hashes": mine}))
 
 
+def data_of(features: msgspec.Raw, strings: Sequence[memoryview]) -> dict[str, memoryview]:
+    """By hash, the items' data that ``features``, as JSON, refers to in ``strings``."""
+    read = _features_decoder.decode(features)
+    return {
+        name: found
+        for modality, items in (read.kwargs_data or {}).items()
+        for name, data in zip(read.mm_hashes[modality], items, strict=True)
+        if (found := referred(data, strings)) is not None
+    }
+
+
+def with_data(
+    features: msgspec.Raw, known: Mapping[str, memoryview], first: int
+) -> tuple[msgspec.Raw, list[memoryview]]:
+    """Features, as JSON, with references to the data in ``known`` of items that they only name; and those
+    data, of which the first one's number is ``first``."""
+    fields = _fields_decoder.decode(features)
+    hashes = _hashes_decoder.decode(fields["mm_hashes"])
+    by_modality = _data_decoder.decode(fields.get("kwargs_data", _NULL))
+    found: list[memoryview] = []
+    for modality, items in (by_modality or {}).items():
+        for index, name in enumerate(hashes[modality]):
+            if items[index] == _NULL and name in known:
+                items[index] = reference(first + len(found))
+                found.append(known[name])
+    if found:
+        fields["kwargs_data"] = msgspec.Raw(msgspec.json.encode(by_modality))
+    return msgspec.Raw(msgspec.json.encode(fields)), found
+
+
 def without_data(features: msgspec.Raw, names: Collection[str]) -> msgspec.Raw:
     """Features, as JSON, that only name the items with these hashes."""
     fields = _fields_decoder.decode(features)
@@ -137,6 +167,7 @@ def without_data(features: msgspec.Raw, names: Collection[str]) -> msgspec.Raw:
 _NULL: Final = msgspec.Raw(b"null")
 _WIDTH: Final = 8
 _NO_ID: Final = 1 << 63
+_features_decoder = msgspec.json.Decoder(Features)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _hashes_decoder = msgspec.json.Decoder(dict[str, list[str]])
 _data_decoder = msgspec.json.Decoder(dict[str, list[msgspec.Raw]] | None)

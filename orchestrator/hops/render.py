@@ -8,7 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from orchestrator.core.legs import RenderedPrompt, RenderReplyError, read_render_replies, read_render_reply
+from orchestrator.core.item_store import NAMED_CHARS, Kept
+from orchestrator.core.legs import (
+    RenderedPrompt,
+    RenderReplyError,
+    read_render_replies,
+    read_render_reply,
+    with_known_data,
+)
 from orchestrator.hops.transport import Reply, Transport, garbled
 
 Endpoint = Literal["chat", "completions", "messages", "responses", "generate"]
@@ -22,6 +29,7 @@ PATHS: Mapping[Endpoint, str] = {
 }
 
 FINGERPRINT_HEADER = "X-Render-Fingerprint"
+KNOWN_HEADER = "X-Known-Items"
 NAMES_HEADER = "X-Item-Names"
 BY_CONTENT = "content"
 """What it says of a reply in which no hash of an image is a client's name for it."""
@@ -69,10 +77,18 @@ class RenderClient:
         self._transport = transport
 
     async def render(
-        self, base_url: str, endpoint: Endpoint, body: bytes, headers: Mapping[str, str], budget: float
+        self,
+        base_url: str,
+        endpoint: Endpoint,
+        body: bytes,
+        headers: Mapping[str, str],
+        budget: float,
+        known: Mapping[str, Kept] | None = None,
     ) -> Rendered:
-        """One prompt, or for completions one or more. Raises ``HopError``; a 4xx is the client's
-        error."""
+        """One prompt, or for completions one or more. ``known``: data of images by their hashes, which a
+        render tier that can leaves out of its reply. Raises ``HopError``; a 4xx is the client's error."""
+        if known:
+            headers = {**headers, KNOWN_HEADER: ",".join(name[:NAMED_CHARS] for name in known)}
         url = f"{base_url}{PATHS[endpoint]}/render"
         reply = await self._transport.call("render", "POST", url, body, budget=budget, headers=headers)
         try:
@@ -83,9 +99,12 @@ class RenderClient:
             )
         except RenderReplyError as error:
             raise garbled("render", url, error) from error
+        fingerprint = reply.headers.get(FINGERPRINT_HEADER.lower())
         if reply.headers.get(NAMES_HEADER.lower()) == BY_CONTENT:
-            prompts = [replace(prompt, named_by_content=True) for prompt in prompts]
-        return Rendered(prompts, reply.headers.get(FINGERPRINT_HEADER.lower()))
+            prompts = [replace(prompt, form=fingerprint or "") for prompt in prompts]
+        if known:
+            prompts = [with_known_data(p, known) if p.lacks_data else p for p in prompts]
+        return Rendered(prompts, fingerprint)
 
     async def post(
         self, base_url: str, path: str, body: bytes, headers: Mapping[str, str], budget: float

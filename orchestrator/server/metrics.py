@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -174,6 +174,9 @@ class Metrics:
             "Images of legs, by how they were sent: whole, or named to an engine that has been given them.",
             ["form"],
             registry=registry,
+        )
+        self.kept_images = Gauge(
+            "pd_kept_image_bytes", "Images kept so that render need not send them again.", registry=registry
         )
         self.media_resends = Counter(
             "pd_media_resends",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from orchestrator.core.media import data_of
 from orchestrator.core.request_machine import Event
 from orchestrator.core.selection import Affinity
 from orchestrator.hops.errors import HopError, NoMembers
@@ -66,14 +68,32 @@ class Rendering:
         headers = exchange.call_headers(span, budget)
         try:
             with member.busy():
-                return await exchange.services.render_client.render(
-                    member.url, exchange.endpoint, self._body, headers, budget
-                )
+                return await self._rendered(member, exchange, headers, budget)
         except HopError as error:
             span.end(error)
             raise
         finally:
             span.end()
+
+    async def _rendered(
+        self, member: Member, exchange: Exchange, headers: Mapping[str, str], budget: float
+    ) -> Rendered:
+        """With the data of all images: of those that are kept here, render is not asked for it. Raises
+        ``HopError``."""
+        items, render = exchange.services.items, exchange.services.render_client.render
+        asked = (member.url, exchange.endpoint, self._body, headers, budget)
+        if not items.max_bytes:
+            return await render(*asked)
+        known = items.latest() if b"image" in self._body else {}
+        rendered = await render(*asked, known)
+        if known and any(prompt.lacks_data for prompt in rendered.prompts):
+            # Another image's hash begins as one that is kept, or what is kept was made in another way.
+            rendered = await render(*asked)
+        for prompt in rendered.prompts:
+            if prompt.form is not None and prompt.strings:
+                for name, data in data_of(prompt.fields["features"], prompt.strings).items():
+                    items.keep(name, prompt.form, data)
+        return rendered
 
     def _failed(self, exchange: Exchange, member: Member, error: HopError) -> Failure:
         services = exchange.services

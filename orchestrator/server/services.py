@@ -15,6 +15,7 @@ import structlog
 from pydantic import SecretStr
 
 from orchestrator.core.common import Common
+from orchestrator.core.item_store import ItemStore
 from orchestrator.core.kv_params import UsedParams
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.membership import Key
@@ -121,6 +122,9 @@ class Services:
             self.used_params,
             self.now,
         )
+        names_images = settings.policy.known_images == "named"
+        self.items = ItemStore(settings.limits.kept_image_bytes if names_images else 0)
+        self.metrics.kept_images.set_function(lambda: self.items.bytes)
         self.conversations = KeptConversations(settings.conversations, self.store, self.metrics, self.now)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals
         self.admission = Admission(

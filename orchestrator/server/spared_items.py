@@ -27,6 +27,7 @@ class SparedItems:
         """A leg has failed, perhaps for want of some: those that follow have all."""
         self._spared = False
         """The leg under way goes without some."""
+        self._form: str | None = None
         self._items: tuple[Item, ...] = ()
         """That its engine will have when it has answered."""
 
@@ -38,8 +39,8 @@ class SparedItems:
             member.given.forget()
         if not self._applies(prompt, member):
             return prompt
-        self._items = prompt.media
-        known = frozenset() if self._lacked else member.given.among(prompt.media)
+        self._items, self._form = prompt.media, prompt.form
+        known = frozenset() if self._lacked else member.given.among(prompt.media, prompt.form)
         count = self._services.metrics.media_items
         named = sum(item.hash in known for item in prompt.media)
         count.labels("named").inc(named)
@@ -51,7 +52,9 @@ class SparedItems:
 
     def answered(self, member: Member) -> None:
         """``member`` has done the leg under way."""
-        member.given.answered(self._items, self._services.settings.policy.engine_image_cache_bytes)
+        member.given.answered(
+            self._items, self._form, self._services.settings.policy.engine_image_cache_bytes
+        )
 
     def missed(self, error: HopError, member: Member, leg_id: str) -> bool:
         """Whether the leg under way may have failed for want of an image; then what follows it goes without
@@ -70,7 +73,7 @@ class SparedItems:
         """An engine that says that it keeps none would end."""
         return (
             self._wanted
-            and prompt.named_by_content
+            and prompt.form is not None
             and prompt.encodings is None
             and bool(prompt.media)
             and member.capabilities.known.keeps_images is not False

@@ -32,7 +32,7 @@ class Features:
         metadata: dict[Modality, Sequence[bytes | None]] = {}
         if self.payload == "tensors":
             for modality, placed in self.items.items():
-                kwargs[modality] = [item.item.kwargs for item, _ in placed]
+                kwargs[modality] = [None if item.named_only else item.item.kwargs for item, _ in placed]
                 kept = [item.item.metadata for item, _ in placed]
                 if any(each is not None for each in kept):
                     metadata[modality] = kept

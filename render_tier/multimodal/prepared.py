@@ -39,6 +39,8 @@ class NamedItem:
     item: EncodedItem
     tokens: int
     """Of its place."""
+    named_only: bool = False
+    """Its data is not sent."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from render_tier.model import ModelAssets, ModelLoadError
@@ -22,6 +22,8 @@ from render_tier.multimodal.videos.opening import VideoOpener
 from render_tier.multimodal.videos.options import video_options
 from render_tier.multimodal.videos.prepared import VideoPreparation
 
+KNOWN_CHARS = 16
+"""Of a hash: what a caller says of the images that it has. It gets the whole hash, and looks again."""
 UNCHANGED = {"do_rescale": False, "do_normalize": False}
 """Processor settings with which pixels keep their values."""
 FLOAT_TYPES: Mapping[str, FloatType] = {"bfloat16": "bfloat16", "float16": "float16"}
@@ -32,6 +34,8 @@ class PromptImage:
     image: Prepared
     name_hash: str | None = None
     """Of the client's name for it."""
+    known: frozenset[str] = frozenset()
+    """Of what images the caller has the data: the beginnings of hashes of contents."""
 
     @property
     def mm_hash(self) -> str:
@@ -127,7 +131,11 @@ class Vision:
         prompt_length: int,
         payload: Payload,
     ) -> Features:
-        items = [item for each in images for item in each.image.named_items(each.mm_hash)]
+        items = [
+            replace(item, named_only=each.name_hash is None and item.mm_hash[:KNOWN_CHARS] in each.known)
+            for each in images
+            for item in each.image.named_items(each.mm_hash)
+        ]
         return features_of(items, ranges, prompt_length=prompt_length, payload=payload)
 
 

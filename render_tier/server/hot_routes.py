@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # loaded only with a model that takes images
 log = structlog.get_logger()
 CHUNK = b'"generate_chunk"'
 MEDIA_SCOPE_HEADER = b"x-media-scope"
+KNOWN_HEADER = b"x-known-items"
 """Whose names of images a request's are."""
 CLOSE = (b"connection", b"close")
 """For replies sent before the body was read: the rest of it must not be taken for the next request."""
@@ -94,11 +95,13 @@ class HotRoutes:
             if service is None:
                 raise Overloaded("the model is loading", retry_after=1)
             request_id = _request_id(headers)
+            known = _known(headers)
 
             def work() -> Outcome | FromKept:
                 plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
                 outcome = handle(service, plain, request_id)
                 if isinstance(outcome, NeedsImages) and (kept := self._images.kept(outcome.images)):
+                    kept = [replace(image, known=known) for image in kept]
                     return FromKept(self._packed(outcome.finish(kept), reply_coding), kept)
                 return self._packed(outcome, reply_coding) if isinstance(outcome, Reply) else outcome
 
@@ -113,7 +116,7 @@ class HotRoutes:
                 held = await self._images.hold(outcome.images, _copies(reply_coding))
                 return replace(outcome.reply, on_sent=held.release)
             if isinstance(outcome, NeedsImages):
-                return await self._with_images(outcome, endpoint.pool, reply_coding, _scope(headers))
+                return await self._with_images(outcome, endpoint.pool, reply_coding, _scope(headers), known)
             if isinstance(outcome, NeedsSizes):
                 return await self._with_sizes(outcome, endpoint.pool, reply_coding, _scope(headers))
             return outcome
@@ -136,13 +139,20 @@ class HotRoutes:
         return self._runtime.images
 
     async def _with_images(
-        self, request: NeedsImages, pool: PoolName, coding: Coding | None, scope: str | None
+        self,
+        request: NeedsImages,
+        pool: PoolName,
+        coding: Coding | None,
+        scope: str | None,
+        known: frozenset[str],
     ) -> Reply:
         """Raises ApiError."""
         held = await self._images.prepare(request.images, scope, _copies(coding))
         try:
             reply = await self._runtime.pools[pool].run(
-                lambda: self._packed(request.finish(held.images), coding)
+                lambda: self._packed(
+                    request.finish([replace(image, known=known) for image in held.images]), coding
+                )
             )
         except BaseException:
             held.release()
@@ -256,6 +266,12 @@ def _check_content_type(headers: Mapping[bytes, bytes]) -> None:
 def _scope(headers: Mapping[bytes, bytes]) -> str | None:
     given = headers.get(MEDIA_SCOPE_HEADER)
     return hashlib.sha256(given).hexdigest() if given else None
+
+
+def _known(headers: Mapping[bytes, bytes]) -> frozenset[str]:
+    """Of what images the caller has the data."""
+    given = headers.get(KNOWN_HEADER, b"").decode("latin-1")
+    return frozenset(filter(None, given.split(",")))
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str | None:

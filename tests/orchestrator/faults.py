@@ -157,6 +157,9 @@ class Tier:
         """As an engine that keeps them: by hash, the images that it has got."""
         self.features: dict[str, Any] | None = None
         """What it says, as a render tier, of the images of every prompt."""
+        self.fingerprint = ""
+        self.known_items: list[str] = []
+        """As a render tier: what the orchestrator has said that it has, with each request."""
         self.item_names = "content"
         """As a render tier: what it says of their hashes."""
         self.continues = True
@@ -450,11 +453,25 @@ class Tier:
                 }
                 return web.json_response({"error": error}, status=400)
             rendered = self._rendered(body, " ".join(m["content"] for m in body["messages"]), None)
+            self._leave_out(rendered, request.headers.get("X-Known-Items", ""))
             if self.continues and body.get("continuation"):
                 self._go_on(rendered, body)
-            return web.json_response(rendered, headers={"X-Item-Names": self.item_names})
+            headers = {"X-Item-Names": self.item_names, "X-Render-Fingerprint": self.fingerprint}
+            return web.json_response(rendered, headers={k: v for k, v in headers.items() if v})
         prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
         return web.json_response([self._rendered(body, prompt, 16) for prompt in prompts])
+
+    def _leave_out(self, rendered: dict[str, Any], known: str) -> None:
+        """The data of images that the caller has."""
+        self.known_items.append(known)
+        if not known or self.item_names != "content" or not rendered["features"]:
+            return
+        rendered["features"] = features = json.loads(json.dumps(rendered["features"]))
+        for modality, hashes in features["mm_hashes"].items():
+            data = features["kwargs_data"][modality]
+            for index, name in enumerate(hashes):
+                if name[:16] in known.split(","):
+                    data[index] = None
 
     def _go_on(self, rendered: dict[str, Any], body: dict[str, Any]) -> None:
         turn = body["continuation"]

@@ -22,14 +22,15 @@ def item(name: str, size: int = 10) -> Item:
 
 def test_what_was_answered_is_there_until_it_is_forgotten() -> None:
     engine = GivenItems()
-    assert engine.among([item("a")]) == frozenset()
-    engine.answered([item("a"), item("b")], 100)
-    assert engine.among([item("a"), item("b"), item("c")]) == {"a", "b"}
-    assert engine.among([item("a", size=11)]) == frozenset(), "another item under the same name"
+    assert engine.among([item("a")], "f") == frozenset()
+    engine.answered([item("a"), item("b")], "f", 100)
+    assert engine.among([item("a"), item("b"), item("c")], "f") == {"a", "b"}
+    assert engine.among([item("a", size=11)], "f") == frozenset(), "another item under the same name"
+    assert engine.among([item("a")], "g") == frozenset(), "made in another way"
     engine.forget()
-    assert engine.among([item("a")]) == frozenset()
-    engine.answered([item("a")], 10)
-    assert engine.among([item("a")]) == {"a"}
+    assert engine.among([item("a")], "f") == frozenset()
+    engine.answered([item("a")], "f", 10)
+    assert engine.among([item("a")], "f") == {"a"}
 
 
 class Lru:
@@ -60,9 +61,9 @@ def test_an_engine_with_more_room_has_what_is_believed(
     everything = [item(name, size) for name, size in sizes.items()]
     for names in requests:
         items = [item(name, sizes[name]) for name in names]
-        believed.answered(items, room)
+        believed.answered(items, "f", room)
         engine.take(items)
-        known = believed.among(everything)
+        known = believed.among(everything, "f")
         assert known <= engine.held.keys()
         assert sum(sizes[name] for name in known) <= room
 
@@ -112,5 +113,5 @@ def test_a_name_that_a_client_may_have_chosen_is_no_contents_hash() -> None:
     assert [each.hash for each in apart.media] == [*names["image"], *names["video"]]
     assert all(each.hash.startswith("named-") for each in apart.media)
     assert len({each.hash for each in apart.media}) == 3
-    by_content = replace(chosen, named_by_content=True)
+    by_content = replace(chosen, form="f")
     assert named_apart(by_content) is by_content

@@ -41,7 +41,8 @@ async def ask(stack: Stack, *names: str, **options: Any) -> list[Any]:
     stack.render.features = features(*names)
     content = " ".join("x" * token for token in IDS)
     body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 3}
-    response = await stack.http.post(CHAT, json=body | options)
+    # The scripted render tier takes no parts: that there are images has to be said elsewhere.
+    response = await stack.http.post(CHAT, json=body | {"user": "has images"} | options)
     assert response.status_code == 200, response.text
     assert all(token in response.text for token in ("t100", "t101", "t102"))
     return sent(stack)
@@ -214,3 +215,51 @@ async def test_images_that_a_client_may_have_named(launch: Launch) -> None:
 def test_features_of_clients_could_give_an_image_anothers_name() -> None:
     with pytest.raises(ValueError, match="known_images"):
         Settings.model_validate({"policy": ON["policy"] | {"client_features": True}})
+
+
+LARGE = {name: "QUJD" * 40_000 + data for name, data in DATA.items()}
+"""Are kept, as small ones are not worth it."""
+
+
+async def test_render_is_not_asked_again_for_an_image(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.DATA", LARGE)
+    async with launch(prefill=0, settings=ON) as stack:
+        keep_images(*stack.decode)
+        assert await ask(stack, "aa") == [features("aa")]
+        assert await ask(stack, "aa", "bb") == [named("aa", "bb", without="aa")]
+        # What is kept here is what an engine gets that has lost it.
+        stack.decode[0].images = {}
+        assert await ask(stack, "bb", "aa") == [named("bb", "aa", without="aa bb"), features("bb", "aa")]
+        assert [set(known.split(",")) for known in stack.render.known_items] == [{""}, {"aa"}, {"aa", "bb"}]
+        stack.render.item_names = ""
+        (leg,) = await ask(stack, "aa")
+        assert leg["kwargs_data"] == features("aa")["kwargs_data"]
+        await stack.settled()
+
+
+async def test_images_made_in_another_way_are_others(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render tiers with other settings give the same image another form under the same hash."""
+    async with launch(prefill=0, settings=ON) as stack:
+        keep_images(*stack.decode)
+        monkeypatch.setattr(f"{__name__}.DATA", LARGE)
+        await ask(stack, "aa")
+        stack.render.fingerprint = "other"
+        monkeypatch.setattr(f"{__name__}.DATA", {"aa": LARGE["bb"]})
+        assert await ask(stack, "aa") == [features("aa")]
+        assert stack.render.known_items == ["", "aa", ""]
+        assert await ask(stack, "aa") == [named("aa", without="aa")]
+        await stack.settled()
+
+
+async def test_what_is_kept_is_bounded(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.DATA", LARGE)
+    settings = ON | {"limits": {"kept_image_bytes": 2 * len(LARGE["aa"]) + 100}}
+    async with launch(prefill=0, settings=settings) as stack:
+        keep_images(*stack.decode)
+        for name in ("aa", "bb", "aa", "cc", "aa"):
+            await ask(stack, name)
+        assert set(stack.render.known_items[-1].split(",")) == {"aa", "cc"}
+        assert stack.services.items.bytes <= settings["limits"]["kept_image_bytes"]
+        await stack.settled()

@@ -676,3 +676,22 @@ async def test_images_that_are_kept(serve: Any, coding: str) -> None:
     assert len(takes) == 8
     assert 0 < max(takes) <= images.items.total
     assert images.files.held == 0
+
+
+async def test_images_that_the_caller_has_are_named(serve: Any) -> None:
+    server = await serve()
+    other = part(file(picture(90, 70, seed=3)))
+    body = chat(part(SMALL), {**other, "uuid": "mine"}, other, text("?"), request_id="a")
+    whole = (await server.render(body)).json()
+    names = whole["features"]["mm_hashes"]["image"]
+    for known, left_out in ((names[:1], [0]), (names, [0, 2]), (["0" * 64, ""], []), (names[1:2], [])):
+        server.client.headers["x-known-items"] = ",".join(name[:16] for name in known)
+        expected = json.loads(json.dumps(whole))
+        for index in left_out:
+            expected["features"]["kwargs_data"]["image"][index] = None
+        # From what is kept, and with an image that is not.
+        assert (await server.render(body)).json() == expected
+    server.client.headers["x-known-items"] = names[0][:16]
+    without_names = chat(part(SMALL), other)
+    data = (await server.render(without_names)).json()["features"]["kwargs_data"]["image"]
+    assert [each is None for each in data] == [True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import numpy as np
 import psutil
@@ -93,6 +94,32 @@ def test_what_is_no_video(decoders: DecoderPool, data: bytes | str, message: str
     with pytest.raises(UnreadableImage, match=message):
         opened(decoders, data)
     assert opened(decoders, "short.mp4").size == (64, 48)
+
+
+def faulty(name: str, seed: int) -> bytes:
+    """A file with some bytes changed, put in or cut off, but for its first ones."""
+    choose, data = Random(seed), bytearray((FILES / name).read_bytes())
+    place = choose.randrange(12, len(data))
+    fault = choose.choice(["changed", "put in", "cut off"])
+    if fault == "cut off":
+        del data[place:]
+    elif fault == "put in":
+        data[place:place] = choose.randbytes(choose.randint(1, 400))
+    else:
+        for _ in range(choose.randint(1, 30)):
+            data[choose.randrange(12, len(data))] = choose.choice([0, 127, 255, choose.randrange(256)])
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", ["clip.mp4", "h264.mp4", "clip.webm", "test.mkv", "clip.avi"])
+def test_files_with_faults_have_frames_or_are_refused(decoders: DecoderPool, name: str) -> None:
+    for seed in range(20):
+        try:
+            video = opened(decoders, faulty(name, seed), "to the end")
+            frames = [frame.shape for frame in video.frames(video.planned)]
+        except (UnreadableImage, ImageTooLarge, FramesMissing):
+            continue
+        assert frames == [(*reversed(video.size), 3)] * len(video.planned.indices), seed
 
 
 def test_bounds_on_pixels_count_before_a_frame_is_read(decoders: DecoderPool) -> None:

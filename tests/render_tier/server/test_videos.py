@@ -25,9 +25,10 @@ from render_tier.multimodal.videos.prepared import LoadedVideo
 from render_tier.server.service import Service
 from tests.support import video_models
 from tests.support.image_corpus import PATH, read_item
+from tests.support.image_origin import ok, origin
 from tests.support.render_app import app_client, idle, load_service, settings_for
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import RECORDED, chats, file_url, film, frames_url, part, text
+from tests.support.video_corpus import FILES, RECORDED, chats, file_url, film, frames_url, part, text
 
 RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
 
@@ -222,3 +223,25 @@ async def test_frames_without_opencv(services: dict[str, Service], monkeypatch: 
         response = await client.post(PATH, json=chat(FILE))
         assert "lists of frames only" in response.json()["error"]["message"]
         assert (await client.post(PATH, json=chat(SMALL))).status_code == 200
+
+
+async def test_a_video_by_its_url_and_by_its_name(services: dict[str, Service]) -> None:
+    async with (
+        served(services["qwen2_5_vl"], allowed_media_networks=("127.0.0.0/8",)) as client,
+        origin(lambda path: ok((FILES / "short.mp4").read_bytes())) as (port, heads),
+    ):
+        asked = chat(part(f"http://127.0.0.1:{port}/film.mp4", uuid="film"))
+        fetched = (await client.post(PATH, json=asked)).json()
+        sent = (await client.post(PATH, json=chat(FILE))).json()
+        named = await client.post(PATH, json=chat(part_by_name("film")))
+        unknown = await client.post(PATH, json=chat(part_by_name("other")))
+        image = await client.post(PATH, json=chat({"type": "image_url", "image_url": None, "uuid": "film"}))
+    assert fetched["features"]["kwargs_data"] == sent["features"]["kwargs_data"]
+    assert named.json()["features"] == fetched["features"]
+    assert "no video is kept under this uuid" in unknown.json()["error"]["message"]
+    assert "no image is kept under this uuid" in image.json()["error"]["message"]
+    assert len(heads) == 1
+
+
+def part_by_name(uuid: str) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": None, "uuid": uuid}

@@ -1,17 +1,21 @@
 """Render-tier replicas behind HAProxy, a load that rises and falls, and Kubernetes' autoscaler between them.
 
 Real replicas (Qwen3's tokenizer, one render thread each), a real HAProxy whose servers are changed by its
-runtime API as an ingress would, and benchmarks/hpa.py, fed with the query that docs/deploy.md scales on:
-`sum(rate(render_tier_prompt_tokens_total))`, read from the replicas' /metrics. A second here is 15 in a
-cluster (sync period, scale-up period; the stabilisation window is 8). A stream is a render and then one
-derender call for each token with the state of the call before, each through the balancer to whichever
-replica: its text must be that of a single replica at rest. In the middle of the peak a replica is killed, and
-another one is drained and ends, as in an update; both are replaced. These calls may be repeated
-(docs/derender.md), so HAProxy does, and the client, for about three seconds; what fails then is lost. The
-peak lasts until all of this has happened: a slow machine has a longer one.
+runtime API as an ingress would, and benchmarks/hpa.py, fed with a signal: prompt tokens a second (the query
+of docs/deploy.md, from the replicas' /metrics), CPU (as the HorizontalPodAutoscaler has it), or the requests
+that wait for a thread (the chart's other query). What the other two would have wanted is shown beside it. A
+second here is 15 in a cluster (sync period, scale-up period; the stabilisation window is 8). A stream is a
+render and then one derender call for each token with the state of the call before, each through the balancer
+to whichever replica: its text must be that of a single replica at rest. In the middle of the peak a replica
+is killed, and another one is drained and ends, as in an update; both are replaced. These calls may be
+repeated (docs/derender.md), so HAProxy does, and the client, for about three seconds; what fails then is
+lost. The peak lasts until all of this has happened, two minutes more at most: a slow machine has a longer one.
 
-    python -m benchmarks.autoscale               # about 4 minutes
-    python -m benchmarks.autoscale --quick       # about 1; exits with 1 when a stream was lost or altered
+    python -m benchmarks.autoscale                               # about 4 minutes
+    python -m benchmarks.autoscale --quick                       # about 1
+    python -m benchmarks.autoscale --signal cpu --signal wait    # a day for each, in turn
+
+Exits with 1 when a stream was lost or altered.
 """
 
 from __future__ import annotations
@@ -77,6 +81,17 @@ backend render
   server-template r 1-{slots} 127.0.0.1:1 check inter 500ms fall 2 rise 1 disabled
 """
 SLOTS = 8
+SIGNALS = ("tokens", "cpu", "wait")
+COUNTERS = {
+    "tokens": "render_tier_prompt_tokens_total",
+    "wait": "render_tier_queue_wait_seconds_sum",
+}
+WAITING = 0.5
+"""Requests that wait, for each replica: the chart's value."""
+TRIAL_STREAMS = 12
+"""From which the CPU time of one is taken."""
+IDLE_CORES = 0.05
+"""A replica that takes less has loaded all that it loads behind its first calls."""
 OPTIONS = (
     *("--served-model-name", "qwen3", "--reasoning-parser", "qwen3"),
     *("--tool-call-parser", "hermes", "--enable-auto-tool-choice"),
@@ -221,8 +236,12 @@ class Replica:
     process: ServerProcess
     slot: int = 0
     ready: bool = False
-    tokens: float = 0.0
-    cpu: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    """Of each signal, when last looked at."""
+
+    @property
+    def cpu(self) -> float:
+        return self.totals.get("cpu", 0.0)
 
 
 class Deployment:
@@ -272,6 +291,8 @@ class Deployment:
     async def _start(self, replica: Replica) -> None:
         await asyncio.to_thread(replica.process.start)
         if replica in self.replicas:
+            # What the start took is no load.
+            replica.totals = {"tokens": 0.0, "wait": 0.0, "cpu": cpu_seconds(replica.process.pid)}
             replica.slot = await self._balancer.add(replica.process.port)
             replica.ready = True
 
@@ -300,12 +321,22 @@ class Deployment:
             await asyncio.to_thread(replica.process.stop)
 
 
-async def tokens_of(session: aiohttp.ClientSession, replica: Replica) -> float:
+async def totals_of(session: aiohttp.ClientSession, replica: Replica) -> dict[str, float]:
     async with session.get(f"{replica.process.url}/metrics") as reply:
-        text = await reply.text()
-    name = "render_tier_prompt_tokens_total"
-    families = text_string_to_metric_families(text)
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+        families = list(text_string_to_metric_families(await reply.text()))
+    totals = {
+        signal: sum(one.value for family in families for one in family.samples if one.name == name)
+        for signal, name in COUNTERS.items()
+    }
+    return {**totals, "cpu": cpu_seconds(replica.process.pid)}
+
+
+async def idle(replica: Replica) -> None:
+    for _ in range(60):
+        before = cpu_seconds(replica.process.pid)
+        await asyncio.sleep(1)
+        if cpu_seconds(replica.process.pid) - before < IDLE_CORES:
+            return
 
 
 # --- the day
@@ -346,12 +377,13 @@ class Seen:
 class Control:
     """Scrapes, decides and disturbs until the day is over."""
 
-    def __init__(self, day: Day, deployment: Deployment, session: aiohttp.ClientSession) -> None:
+    def __init__(self, signal: str, day: Day, deployment: Deployment, session: aiohttp.ClientSession) -> None:
+        self._signal = signal
         self._day, self._deployment, self._session = day, deployment, session
-        self._scaler = Autoscaler(BEHAVIOUR)
-        self._total = 0.0
-        self._totals = [(0.0, 0.0)]
-        """When, and how many tokens by then."""
+        self._scalers = {name: Autoscaler(BEHAVIOUR) for name in SIGNALS}
+        self._total = dict.fromkeys(SIGNALS, 0.0)
+        self._totals = [(0.0, dict(self._total))]
+        """When, and how much by then."""
         self._began = self._last = time.monotonic()
         self._peak_at: float | None = None
         self._calm = 0
@@ -359,35 +391,40 @@ class Control:
         self._disturbances = ["killed one", "drained one"]
         self.seen = Seen()
 
-    async def run(self, target: float, tokens: float) -> None:
-        """``target``: tokens a second of one replica. ``tokens``: of one stream's prompt."""
+    async def run(self, targets: dict[str, float], tokens: float) -> None:
+        """``targets``: of one replica, by signal. ``tokens``: of one stream's prompt."""
         while not self._day.over:
             now = time.monotonic() - self._began
-            rate = await self._rate(now)
+            rates = await self._rates(now)
             deployment, seen = self._deployment, self.seen
-            wanted = self._scaler.desired(now, len(deployment.replicas), rate, target)
-            deployment.want(wanted)
-            ideal = max(1, math.ceil(self._day.load * BASE * tokens / target))
+            present = len(deployment.replicas)
+            wanted = {
+                name: scaler.desired(now, present, rates[name], targets[name])
+                for name, scaler in self._scalers.items()
+            }
+            deployment.want(wanted[self._signal])
+            ideal = max(1, math.ceil(self._day.load * BASE * tokens / targets["tokens"]))
             passed, self._last = time.monotonic() - self._last, time.monotonic()
             seen.replica_seconds += passed * len(deployment.replicas)
             seen.ideal_seconds += passed * ideal
             event = await self._at_the_peak(now, ideal) if self._day.load == self._day.peak else ""
-            row = (f"{now:.0f}", f"{self._day.load:g}x", f"{rate:.0f}", ideal, wanted, len(deployment.ready))
-            seen.rows.append([*map(str, row), event])
+            shown = (f"{rates['tokens']:.0f}", f"{rates['cpu']:.2f}", f"{rates['wait']:.2f}")
+            row = (f"{now:.0f}", f"{self._day.load:g}x", *shown, ideal, *wanted.values())
+            seen.rows.append([*map(str, row), str(len(deployment.ready)), event])
             await asyncio.sleep(max(0.0, PERIOD - (time.monotonic() - self._began - now)))
 
-    async def _rate(self, now: float) -> float:
-        """Tokens a second, of all replicas that answer."""
+    async def _rates(self, now: float) -> dict[str, float]:
+        """A second, of all replicas that answer."""
         for replica in self._deployment.ready:
             with contextlib.suppress(aiohttp.ClientError, psutil.NoSuchProcess):
-                value = await tokens_of(self._session, replica)
-                replica.cpu = cpu_seconds(replica.process.pid)
-                self._total += value - replica.tokens
-                replica.tokens = value
+                totals = await totals_of(self._session, replica)
+                for name, value in totals.items():
+                    self._total[name] += value - replica.totals[name]
+                replica.totals = totals
         self._totals = [one for one in self._totals if one[0] >= now - WINDOW] or self._totals[-1:]
-        self._totals.append((now, self._total))
+        self._totals.append((now, dict(self._total)))
         (began, before), (ended, after) = self._totals[0], self._totals[-1]
-        return (after - before) / max(PERIOD, ended - began)
+        return {name: (after[name] - before[name]) / max(PERIOD, ended - began) for name in SIGNALS}
 
     async def _at_the_peak(self, now: float, ideal: int) -> str:
         """What was done, each time that all is well again."""
@@ -411,7 +448,7 @@ class Control:
         return event
 
 
-async def play(day: Day, balancer: Balancer, deployment: Deployment) -> int:
+async def play(signal: str, day: Day, balancer: Balancer, deployment: Deployment) -> int:
     """The exit code."""
     work, tally = workload(PROMPT, OUTPUT), Tally()
     deployment.want(1)
@@ -420,13 +457,23 @@ async def play(day: Day, balancer: Balancer, deployment: Deployment) -> int:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         [only] = deployment.ready
-        tally.expected = await Client(session, only.process.url, work, tally).text(0)
+        alone = Client(session, only.process.url, work, tally)
+        tally.expected = await alone.text(0)
         assert len(tally.expected) > OUTPUT
-        tokens = only.tokens = await tokens_of(session, only)
-        target = BASE * tokens / FILL
+        tokens = (await totals_of(session, only))["tokens"]
+        await idle(only)
+        before = cpu_seconds(only.process.pid)
+        trial = []
+        for number in range(TRIAL_STREAMS):
+            trial.append(asyncio.create_task(alone.text(number)))
+            await asyncio.sleep(1 / BASE)
+        await asyncio.gather(*trial)
+        only.totals = await totals_of(session, only)
+        cpu = (only.cpu - before) / TRIAL_STREAMS
+        targets = {"tokens": BASE * tokens / FILL, "cpu": BASE * cpu / FILL, "wait": WAITING}
         client = Client(session, balancer.process.url, work, tally)
-        control = Control(day, deployment, session)
-        passing = [asyncio.create_task(control.run(target, tokens)), asyncio.create_task(day.go_by())]
+        control = Control(signal, day, deployment, session)
+        passing = [asyncio.create_task(control.run(targets, tokens)), asyncio.create_task(day.go_by())]
         streams: list[asyncio.Task[None]] = []
         due = time.monotonic()
         while not day.over:
@@ -436,14 +483,15 @@ async def play(day: Day, balancer: Balancer, deployment: Deployment) -> int:
         await asyncio.gather(*streams, *passing)
     seen = control.seen
     await deployment.close()
-    report(day, tally, seen, len(streams), deployment.cpu)
+    report(signal, day, tally, seen, len(streams), deployment.cpu)
     return 0 if tally.finished == len(streams) and not tally.altered else 1
 
 
-def report(day: Day, tally: Tally, seen: Seen, streams: int, cpu: float) -> None:
+def report(signal: str, day: Day, tally: Tally, seen: Seen, streams: int, cpu: float) -> None:
+    wanted = [f"by {name}" for name in SIGNALS]
     print_table(
-        "Every second",
-        ["s", "load", "tokens/s", "ideal replicas", "wanted", "ready", ""],
+        f"Scaled by {signal}",
+        ["s", "load", "tokens/s", "cores", "waiting", "ideal replicas", *wanted, "ready", ""],
         seen.rows[:: 1 if len(seen.rows) < 100 else 4],
     )
     absorbed = "never" if seen.absorbed is None else f"{seen.absorbed:.1f} s"
@@ -458,10 +506,10 @@ def report(day: Day, tally: Tally, seen: Seen, streams: int, cpu: float) -> None
         print(complaint)
 
 
-async def run(day: Day, balancer: Balancer, directory: Path) -> int:
+async def run(signal: str, day: Day, balancer: Balancer, directory: Path) -> int:
     deployment = Deployment(balancer, directory)
     try:
-        return await play(day, balancer, deployment)
+        return await play(signal, day, balancer, deployment)
     finally:
         await deployment.close()
 
@@ -471,14 +519,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a shorter day")
+    parser.add_argument(
+        "--signal",
+        action="append",
+        choices=SIGNALS,
+        help="what replicas follow (tokens); repeat for a day each",
+    )
     options = parser.parse_args()
     if options.quick:
-        day = Day(((6, 1), (6, 4), (6, 2), (12, 1)))
+        parts: tuple[tuple[float, float], ...] = ((6, 1), (6, 4), (6, 2), (12, 1))
     else:
-        day = Day(((20, 1), (15, 2), (40, 4), (20, 3), (30, 2), (40, 1)))
+        parts = ((20, 1), (15, 2), (40, 4), (20, 3), (30, 2), (40, 1))
     print(machine())
-    with tempfile.TemporaryDirectory(prefix="autoscale-") as scratch, haproxy(Path(scratch)) as balancer:
-        code = asyncio.run(run(day, balancer, Path(scratch)))
+    code = 0
+    for signal in options.signal or SIGNALS[:1]:
+        with tempfile.TemporaryDirectory(prefix="autoscale-") as scratch, haproxy(Path(scratch)) as balancer:
+            code |= asyncio.run(run(signal, Day(parts), balancer, Path(scratch)))
     print(f"load at the end: {machine().rpartition('load ')[2]}")
     sys.exit(code)
 

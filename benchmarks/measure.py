@@ -34,13 +34,13 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of the process and its descendants, ended ones included.
 
     Where the kernel counts a thread's time in nanoseconds that is used for what lives; psutil counts ticks
-    of 10 ms.
+    of 10 ms, and threads that have ended too: it never goes back.
     """
     total = 0.0
     for process in tree(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total += _nanoseconds(process.pid) or times.user + times.system
+            total += max(_nanoseconds(process.pid) or 0.0, times.user + times.system)
             total += times.children_user + times.children_system
     return total
 

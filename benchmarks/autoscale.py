@@ -9,7 +9,8 @@ render and then one derender call for each token with the state of the call befo
 to whichever replica: its text must be that of a single replica at rest. In the middle of the peak a replica
 is killed, and another one is drained and ends, as in an update; both are replaced. These calls may be
 repeated (docs/derender.md), so HAProxy does, and the client, for about three seconds; what fails then is
-lost. The peak lasts until all of this has happened, two minutes more at most: a slow machine has a longer one.
+lost. The peak lasts until all of this has happened, two minutes more at most: a slow machine has a longer
+one.
 
     python -m benchmarks.autoscale                               # about 4 minutes
     python -m benchmarks.autoscale --quick                       # about 1

@@ -11,7 +11,7 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint policy format test-parity test-vllm vllm-env \
-	test-kubernetes fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom bench-goodput bench-autoscale clean
+	test-image-families test-kubernetes fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom bench-goodput bench-autoscale clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ vllm-env: ## a real vLLM on the CPU, outside the checkout (about 3 minutes and 3
 test-vllm: models ## the tests against a real vLLM
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && LM_EVAL_ENV="$$(scripts/lm_eval_env.sh)" && export VLLM_ENV LM_EVAL_ENV && \
 	  $(BIN)/pytest -n 2 --dist loadfile -m vllm tests/vllm $(ARGS)
+
+test-image-families: models ## images over four hops of real engines of Gemma 3 (minutes); SEEING_FAMILIES="NAME ..." for others
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && SEEING_FAMILIES="$${SEEING_FAMILIES:-gemma3}" \
+	  $(BIN)/pytest -m vllm tests/vllm/test_images.py $(ARGS)
 
 test-kubernetes: models ## the tests against a real Kubernetes API server (compiled once, minutes: scripts/kubernetes_api.sh)
 	$(BIN)/pytest -m kubernetes tests/cluster $(ARGS)

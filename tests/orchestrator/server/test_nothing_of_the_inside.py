@@ -183,7 +183,7 @@ FORGED = {
 
 async def test_forged_headers_reach_no_hop(launch: Launch) -> None:
     """Hops get what the orchestrator writes, and of a client's headers those alone that are named in
-    ``intake.FORWARDED_HEADERS``. Whose names of images are meant is told to render tiers, never to engines."""
+    ``intake.FORWARDED_HEADERS``. Whose names of images are meant is told to render tiers alone."""
     async with launch(settings={"members": {"engine_api_key": "own key"}}) as stack:
         for path, body in requests():
             assert (await stack.http.post(path, json=body, headers=FORGED)).status_code == 200

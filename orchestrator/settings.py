@@ -179,7 +179,7 @@ class PolicySettings(Section):
     known_images: Literal["whole", "named"] = "whole"
     """What an engine gets of an image that it has been given before: all of it, or its name, and all of it
     where it does not have it any more. A vLLM that keeps no images (``--mm-processor-cache-gb 0`` or type
-    ``shm``, several API servers, data parallel ranks behind one address) ends when it gets a name."""
+    ``shm``, several API servers, data parallel ranks behind one address) may end when it gets a name."""
     engine_image_cache_bytes: Count = 2**30
     """Of the images that an engine is taken to keep. Less than it has for them (vLLM's
     ``--mm-processor-cache-gb``, 4 GiB), since others fill it too."""

@@ -70,7 +70,7 @@ class SparedItems:
         return True
 
     def _applies(self, prompt: legs.RenderedPrompt, member: Member) -> bool:
-        """An engine that says that it keeps none would end."""
+        """An engine that says that it keeps none may end of a name."""
         return (
             self._wanted
             and prompt.form is not None

@@ -9,7 +9,7 @@ any case: the image would end the next engine too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,10 +93,8 @@ class Encoding:
             self._exchange.timing.mark("encoded", perf_counter())
             given = self._services.settings.policy.encoded_images
             done = self._fan_out
-            self._result = with_encodings(self._prompt, done.images, done.encodings, given)
-            runs, self._runs = self._runs, []
-            for run in runs:
-                run.encoded(self._result)
+            result = self._result = with_encodings(self._prompt, done.images, done.encodings, given)
+            self._tell_runs(lambda run: run.encoded(result))
 
     async def _encode(self, image: Image) -> None:
         """One attempt."""
@@ -159,12 +157,17 @@ class Encoding:
             return
         services.metrics.encodes.labels(_result(error)).inc()
         if _ends_engines(error) or services.settings.policy.encode_failure == "fail":
-            runs, self._runs = self._runs, []
             self._cancel()
-            for run in runs:
-                run.post(Event.ENCODE_FAILED, error)
+            self._tell_runs(lambda run: run.post(Event.ENCODE_FAILED, error))
             return
         self._go_on()
+
+    def _tell_runs(self, tell: Callable[[Run], None]) -> None:
+        """Those that are still there when it is their turn: the end of one may be the end of all."""
+        while self._runs:
+            run = self._runs[0]
+            tell(run)
+            self.leave(run)
 
     def _crashed(self, error: Exception) -> None:
         for run in list(self._runs):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import (
@@ -188,6 +189,23 @@ async def test_or_the_request_fails_where_the_settings_say_so(
         await stack.services.check_health()
         assert (await stack.http.get("/ready")).json()["missing"] == ["encode"]
         assert (await ask(stack)).status_code == 503
+
+
+@pytest.mark.parametrize("end", ["encoder", "prefill"])
+async def test_what_ends_one_choice_ends_the_others_that_wait_for_the_same_images(
+    launch: Launch, end: str
+) -> None:
+    async with launch(encode=1, settings={"policy": {"encode_failure": "fail"}}) as stack:
+        stack.encode[0].hold.clear()
+        with capture_logs() as logged:
+            asked = asyncio.create_task(ask(stack, n=3))
+            await until(lambda: len(legs(stack.encode)) == 2)
+            await (stack.encode if end == "encoder" else stack.prefill)[0].kill()
+            await stack.services.check_health()
+            stack.encode[0].hold.set()
+            assert (await asked).status_code == 503
+            await stack.settled()
+        assert not [line for line in logged if "crashed" in line["event"]]
 
 
 async def test_an_image_that_ends_an_encoder_reaches_no_other_engine(launch: Launch) -> None:

@@ -37,6 +37,17 @@ def name_hash(name: str, *, model: str, factors: Mapping[str, Value], kind: str 
     return _hash(model, _value(name), factors, kind) if factors else name
 
 
+def owned_hash(mm_hash: str, scope: str | None, salt: str | None) -> str:
+    """Of a client's name that is the client's alone (``scope``), or of its requests of one ``salt``: engines
+    keep what they make of an image under that name for everybody."""
+    if scope is None and salt is None:
+        return mm_hash
+    hasher = blake3()
+    for chunk in (*_framed(b"owned"), *_value([scope or "", salt or "", mm_hash])):
+        hasher.update(chunk)
+    return hasher.hexdigest()
+
+
 def video_hash(
     data: bytes,
     *,

@@ -30,8 +30,9 @@ if TYPE_CHECKING:  # loaded only with a model that takes images
 log = structlog.get_logger()
 CHUNK = b'"generate_chunk"'
 MEDIA_SCOPE_HEADER = b"x-media-scope"
-KNOWN_HEADER = b"x-known-items"
 """Whose names of images a request's are."""
+KNOWN_HEADER = b"x-known-items"
+"""Of what images the caller has the data."""
 CLOSE = (b"connection", b"close")
 """For replies sent before the body was read: the rest of it must not be taken for the next request."""
 

@@ -20,8 +20,9 @@ from render_tier.model import ModelLoadError
 from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.families import Replacement
+from render_tier.multimodal.hashing import owned_hash
 from render_tier.multimodal.item import ImageRefused
-from render_tier.multimodal.names import ImageNames, Name
+from render_tier.multimodal.names import ImageNames
 from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, Prepared
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
 from render_tier.multimodal.sources import (
@@ -173,8 +174,7 @@ class ImageIntake:
             prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
             for named in zip(names, keys, asked.parts, strict=True):
                 self._claim(*named)
-            hashes = [None if name is None else name.mm_hash for name in names]
-            request.images = list(map(PromptImage, prepared, hashes))
+            request.images = list(map(PromptImage, prepared, names))
         except BaseException:
             request.release()
             raise
@@ -192,7 +192,7 @@ class ImageIntake:
             request.release()
 
     async def _all_loaded(
-        self, request: RequestImages, asked: RequestedImages, names: Sequence[Name | None]
+        self, request: RequestImages, asked: RequestedImages, names: Sequence[str | None]
     ) -> tuple[Sequence[bytes], Sequence[Opened]]:
         """The keys under which they are, or will be, kept; and they. Raises ApiError, also for images that no
         prompt has room for."""
@@ -219,7 +219,7 @@ class ImageIntake:
         return len(part.url) * (2 if part.kind == "video" else 1)
 
     async def _fitting(
-        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: Name | None
+        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: str | None
     ) -> Keyed:
         """As `_load`. What stands for images takes memory too, so the first that makes the prompt too long
         ends it."""
@@ -229,7 +229,7 @@ class ImageIntake:
         return keyed
 
     async def _load(
-        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: Name | None
+        self, request: RequestImages, asked: RequestedImages, part: ImagePart, name: str | None
     ) -> Keyed:
         if part.url is None:
             assert name is not None
@@ -250,7 +250,7 @@ class ImageIntake:
             return await pool.run(partial(asked.videos.opened, source))
         return await pool.run(partial(asked.preparation.opened, data))
 
-    def _kept_under(self, name: Name, preparation: ImagePreparation, part: ImagePart) -> Keyed:
+    def _kept_under(self, name: str, preparation: ImagePreparation, part: ImagePart) -> Keyed:
         key = self._names.get(name)
         image = None if key is None else preparation.cache.get(key)
         if key is None or image is None or image.replacement.of_video != (part.kind == "video"):
@@ -260,7 +260,7 @@ class ImageIntake:
             )
         return key, image
 
-    def _claim(self, name: Name | None, key: bytes, part: ImagePart) -> None:
+    def _claim(self, name: str | None, key: bytes, part: ImagePart) -> None:
         if name is not None and not self._names.claim(name, key):
             raise BadRequest(
                 f"{part.param}: another {part.kind} was sent under its uuid, which engines would go on "
@@ -320,12 +320,13 @@ def _processed(asked: RequestedImages, loaded: LoadedImage | LoadedVideo) -> Pre
     return asked.preparation.prepare(loaded)
 
 
-def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> Name | None:
+def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> str | None:
+    """What engines are told for the client's own name."""
     if part.uuid is None:
         return None
     preparation = asked.videos if part.kind == "video" else asked.preparation
     assert preparation is not None
-    return Name(scope, asked.salt, preparation.hash_of_name(part.uuid))
+    return owned_hash(preparation.hash_of_name(part.uuid), scope, asked.salt)
 
 
 def _item_bytes(image: Opened) -> int:

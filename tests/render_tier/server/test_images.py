@@ -271,12 +271,17 @@ async def test_nobody_is_shown_anothers_image_by_its_name(serve: Any) -> None:
         ({}, {"cache_salt": "one"}),
         ({"X-Media-Scope": "one"}, {"cache_salt": "one"}),
     ]
+    hashes: set[str] = set()
     for number, (headers, fields) in enumerate(owners):
         sent = chat(named("secret", file(picture(64, 48, seed=number))), **fields)
         for theirs, other in owners[number:]:
             asked = chat(named("secret"), **other)
             assert (await server.client.post(PATH, json=asked, headers=theirs)).status_code == 400
-        assert (await server.client.post(PATH, json=sent, headers=headers)).status_code == 200
+        reply = await server.client.post(PATH, json=sent, headers=headers)
+        # Engines, too, would show one's image for the other's.
+        (mm_hash,) = reply.json()["features"]["mm_hashes"]["image"]
+        assert mm_hash not in hashes
+        hashes.add(mm_hash)
         assert (
             await server.client.post(PATH, json=chat(named("secret"), **fields), headers=headers)
         ).status_code == 200

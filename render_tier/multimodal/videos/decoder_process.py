@@ -72,10 +72,7 @@ class DecoderPool:
 
     @contextmanager
     def _decoder(self) -> Iterator[_Decoder]:
-        with self._lock:
-            decoder = self._idle.pop() if self._idle else None
-        if decoder is None:
-            decoder = _Decoder(self._memory_bytes)
+        decoder = self._living() or _Decoder(self._memory_bytes)
         decoder.seconds = self._seconds
         try:
             yield decoder
@@ -94,6 +91,15 @@ class DecoderPool:
             raise
         else:
             self._put_back(decoder)
+
+    def _living(self) -> _Decoder | None:
+        """An idle one; those that have ended by themselves are no fault of the next file."""
+        while True:
+            with self._lock:
+                decoder = self._idle.pop() if self._idle else None
+            if decoder is None or decoder.lives:
+                return decoder
+            decoder.end()
 
     def _put_back(self, decoder: _Decoder) -> None:
         with self._lock:
@@ -121,6 +127,10 @@ class _Decoder:
             os.set_blocking(pipe, False)
         self.seconds = 0.0
         """Left to wait for it."""
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def ask(self, data: bytes, indices: Sequence[int] | None) -> None:
         """Raises TimeoutError and OSError."""

@@ -137,14 +137,25 @@ def test_reader_that_takes_too_long_is_ended() -> None:
 
 
 def test_reader_that_a_file_ends(decoders: DecoderPool) -> None:
-    video = opened(decoders, "short.mp4")
+    video = opened(decoders, "clip.mp4")
     (reader,) = readers()
     assert reader.rlimit(psutil.RLIMIT_AS) == (4 * GIB, 4 * GIB)
+    frames = video.frames(video.planned)
+    next(frames)  # there are more than fit into the pipe
+    reader.kill()
+    with pytest.raises(UnreadableImage, match="the program that does so ended at it"):
+        list(frames)
+    assert len(list(video.frames(video.planned))) == 8
+
+
+def test_reader_that_ends_between_two_videos_is_no_fault_of_the_next(decoders: DecoderPool) -> None:
+    """As one does that the system takes the memory of."""
+    opened(decoders, "short.mp4")
+    (reader,) = readers()
     reader.kill()
     reader.wait()
-    with pytest.raises(UnreadableImage, match="the program that does so ended at it"):
-        list(video.frames(video.planned))
-    assert len(list(video.frames(video.planned))) == 2
+    assert opened(decoders, "short.mp4").size == (64, 48)
+    assert len(readers()) == 1
 
 
 def test_reader_is_ended_when_frames_are_not_wanted_any_more(decoders: DecoderPool) -> None:

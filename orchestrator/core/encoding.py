@@ -75,7 +75,7 @@ def encode_leg(prompt: RenderedPrompt, image: Image, request_id: str) -> dict[st
         "mm_hashes": image.hash,
         "mm_placeholders": {**image.place, "offset": 0},
         "kwargs_data": restored(image.data, prompt.strings),
-        "mm_metadata": image.metadata,
+        "mm_metadata": restored(image.metadata, prompt.strings),
     }
     kept = {name: raw for name, raw in prompt.fields.items() if name in ("model", "cache_salt", "priority")}
     return kept | {

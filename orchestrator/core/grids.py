@@ -58,7 +58,7 @@ def _grid(metadata: msgspec.Raw) -> tuple[int, ...] | None:
     try:
         packed = msgspec.json.decode(metadata, type=bytes | None)
         told = _Metadata() if packed is None else _decoder.decode(packed)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     field = told.image_grid_thw or told.video_grid_thw
     if field is None or field.data.type != "int64" or field.data.data.code != RAW_TENSOR:

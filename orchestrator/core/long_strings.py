@@ -57,8 +57,9 @@ def reference(number: int) -> msgspec.Raw:
 
 
 def referred(value: msgspec.Raw, strings: Sequence[memoryview]) -> memoryview | None:
-    """The string that a JSON value refers to, if it is a reference."""
-    found = _REFERENCE.fullmatch(value)
+    """The string that a JSON value refers to, if it is a reference. Where nothing was cut none is, whatever
+    it looks like."""
+    found = _REFERENCE.fullmatch(value) if strings else None
     return None if found is None else strings[int(found[1])]
 
 

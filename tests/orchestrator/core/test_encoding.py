@@ -75,6 +75,28 @@ def test_without_metadata_an_encoder_is_sent_none() -> None:
     assert leg["features"]["mm_metadata"] == {"image": [None]}
 
 
+def test_long_data_and_metadata_are_sent_themselves() -> None:
+    """Not what stands for them inside."""
+    long = "QUJD" * 20_000
+    reply = json.dumps(
+        {
+            "token_ids": [7],
+            "sampling_params": {},
+            "features": {
+                "mm_hashes": {"image": ["a"]},
+                "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
+                "kwargs_data": {"image": [long]},
+                "mm_metadata": {"image": [long]},
+            },
+        },
+        separators=(",", ":"),
+    )
+    rendered = read_render_reply(reply.encode())
+    [image] = images_of(rendered)
+    features = sent(encode_leg(rendered, image, "id"))["features"]
+    assert (features["kwargs_data"], features["mm_metadata"]) == ({"image": [long]}, {"image": [long]})
+
+
 def test_the_engine_gets_what_is_left_to_it() -> None:
     told = {"a": {"where": "x"}, "b": {"where": "y"}}
     known = with_encodings(prompt(), images_of(prompt()), told, "metadata")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.long_strings import LONG, cut, reference, restored, size_of
+from orchestrator.core.long_strings import LONG, cut, reference, referred, restored, size_of
 
 KEY = b'"data":'
 FILL = "QUJD" * (LONG // 4)
@@ -48,6 +48,12 @@ def test_only_long_strings_behind_the_key_are_cut() -> None:
     assert second == reference(0)
     assert size_of(second, strings) == len(FILL) + 2
     assert size_of(msgspec.Raw(b"null"), strings) == 4
+
+
+def test_what_looks_like_a_reference_is_none_where_nothing_was_cut() -> None:
+    for value in (reference(0), msgspec.Raw(b'"\\u0001%b"' % (b"9" * 5000))):
+        assert size_of(value, ()) == len(bytes(value))
+        assert referred(value, ()) is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from typing import Any
 
@@ -67,6 +68,26 @@ async def test_images_without_their_data_reach_no_engine(launch: Launch, data: A
             assert response.json()["error"]["param"] == "features"
             assert "mm_payload" in response.json()["error"]["message"]
         assert shown(stack) == []
+        await stack.settled()
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("kwargs_data", "\x010"),
+        ("kwargs_data", "\x01" + "9" * 5000),
+        ("mm_metadata", base64.b64encode(b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0").decode()),
+    ],
+    ids=["what stands for long strings inside", "and has many digits", "deeper than can be read"],
+)
+async def test_strange_features_of_clients_are_no_fault_of_ours(
+    launch: Launch, part: str, value: str
+) -> None:
+    async with launch() as stack:
+        features = FEATURES | {part: {"image": [value, value]}}
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": features}
+        answer = await stack.http.post(GENERATE, json=asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "features")
         await stack.settled()
 
 

@@ -67,7 +67,8 @@ def qwen_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode
             ids += [*(pad,) * count, end]
         return Replacement(tuple(ids), starts[0], count, later=tuple(starts[1:]), of_video=True)
 
-    of_video = TIMED_FIELDS if config["model_type"] == "qwen2_5_vl" else VIDEO_FIELDS
+    by_seconds = config["model_type"] == "qwen2_5_vl"
+    of_video = TIMED_FIELDS if by_seconds else VIDEO_FIELDS
     return VideoForm(
         mark=f"<|vision_start|>{token}<|vision_end|>",
         token=token,
@@ -76,6 +77,7 @@ def qwen_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode
         sampling="to the end" if timed else "from the start",
         fields=IMAGE_FIELDS if timed else of_video,
         replacement=with_times if timed else in_one_run,
+        positions_a_second=float(config["vision_config"].get("tokens_per_second", 4)) if by_seconds else 0.0,
     )
 
 

@@ -37,3 +37,6 @@ class VideoForm:
     fields: Mapping[str, Field]
     """The arrays that an engine is sent of an item, in vLLM's order."""
     replacement: Callable[[VideoPlaces], Replacement]
+    positions_a_second: float = 0.0
+    """By how many an engine moves on in positions; 0 where groups are counted, whatever the time between
+    them."""

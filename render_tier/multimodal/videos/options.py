@@ -13,7 +13,7 @@ from render_tier.multimodal.options import READING, OptionRefused
 from render_tier.multimodal.videos.sampling import MOST_FRAMES, Rule, Sampling
 
 FRAMES, RATE = "num_frames", "fps"
-FASTEST = 240
+SLOWEST, FASTEST = 0.001, 240
 """Frames a second."""
 
 
@@ -54,8 +54,8 @@ def video_options(reading: Mapping[str, Any]) -> VideoOptions:
             if not number or not isinstance(value, int) or not 1 <= value <= MOST_FRAMES:
                 raise OptionRefused(param, f"a whole number from 1 to {MOST_FRAMES} is needed")
         elif name == RATE:
-            if not number or not 0 < value <= FASTEST:
-                raise OptionRefused(param, f"a number above 0 and up to {FASTEST} is needed")
+            if not number or not SLOWEST <= value <= FASTEST:
+                raise OptionRefused(param, f"a number from {SLOWEST} to {FASTEST} is needed")
         else:
             raise OptionRefused(param, f"not known here; {FRAMES} and {RATE} are")
     return VideoOptions(dict(reading))

@@ -24,6 +24,9 @@ from render_tier.multimodal.videos.opening import VideoOpener, VideoSource
 from render_tier.multimodal.videos.options import VideoOptions
 from render_tier.multimodal.videos.sampling import Facts, middle_times, shown
 
+MOST_POSITIONS = 4
+"""Of a token: engines have positions for so many times the tokens of a context, and end at one beyond."""
+
 
 @dataclass(frozen=True)
 class LoadedVideo:
@@ -146,8 +149,15 @@ class VideoPreparation:
         return shown(self.form.sampling, facts)
 
     def _replacement(self, layout: VideoLayout, facts: Facts) -> Replacement:
+        """Raises ImageRefused."""
         times = middle_times(self._shown(facts), facts.rate, self._processor.group)
-        return self.form.replacement(VideoPlaces(layout.groups, layout.height, layout.width, times))
+        made = self.form.replacement(VideoPlaces(layout.groups, layout.height, layout.width, times))
+        seconds = layout.groups * self._processor.group / facts.taken_rate
+        if self.form.positions_a_second * seconds > MOST_POSITIONS * made.count:
+            raise ImageRefused(
+                f"the {len(facts.indices)} frames that are taken of the video are too far apart for the model"
+            )
+        return made
 
     def _items(self, patches: Pixels, layout: VideoLayout, facts: Facts) -> tuple[EncodedItem, ...]:
         groups, down, across = self._processor.grid(layout)

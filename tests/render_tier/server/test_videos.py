@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -162,8 +162,9 @@ async def test_urls_that_are_refused(
         (reading(image={"image_mode": "RGB"}), "media_io_kwargs.image", "beside videos"),
         (reading(video={"num_frames": 0}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
         (reading(video={"num_frames": True}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
-        (reading(video={"fps": 0}), "media_io_kwargs.video.fps", "above 0"),
-        (reading(video={"fps": "2"}), "media_io_kwargs.video.fps", "above 0"),
+        (reading(video={"fps": 0}), "media_io_kwargs.video.fps", "from 0.001 to 240"),
+        (reading(video={"fps": 1e-40}), "media_io_kwargs.video.fps", "from 0.001 to 240"),
+        (reading(video={"fps": "2"}), "media_io_kwargs.video.fps", "from 0.001 to 240"),
         (reading(video={"backend": "opencv"}), "media_io_kwargs.video.backend", "not known here"),
     ],
 )
@@ -191,6 +192,26 @@ async def test_limits(services: dict[str, Service]) -> None:
     assert "at most 9215 pixels" in await refused(FILE, max_video_pixels=9215)
     assert "at most 3071 are allowed" in await refused(FILE, max_image_pixels=3071)
     assert "takes longer than 1e-06 seconds" in await refused(FILE, video_decoder_seconds=1e-6)
+
+
+async def test_frames_so_far_apart_that_engines_have_no_positions_for_them(
+    services: dict[str, Service],
+) -> None:
+    """An engine counts the seconds between them, and ends at a position that it does not have."""
+    slow = bytearray((FILES / "clip.mp4").read_bytes().replace(b"edts", b"free"))
+    frame = slow.index(b"stts") + 16
+    slow[frame : frame + 4] = (10240 * 1000).to_bytes(4, "big")  # of 10240 units a second
+    by_file = chat(part("data:video/mp4;base64," + b64encode(slow).decode()))
+    refused = [by_file, reading(video={"fps": 0.001})]
+    async with served(services["qwen2_5_vl"], trust_request_mm_kwargs=True) as client:
+        for body in refused:
+            for path in (PATH, "/tokenize"):
+                response = await client.post(path, json=body)
+                assert response.status_code == 400, response.text
+                assert "too far apart" in response.json()["error"]["message"]
+    async with served(services["qwen2_vl"], trust_request_mm_kwargs=True) as client:
+        for body in refused:
+            assert (await client.post(PATH, json=body)).status_code == 200
 
 
 async def test_a_video_is_processed_once(

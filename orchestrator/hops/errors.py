@@ -190,8 +190,8 @@ def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
             return Refused(hop, info.message, status=status, type=kind, param=info.param,
                            detail=detail, member=member)  # fmt: skip
     # A prompt that ends one engine (500) would end the next one too. A gateway's 502 and 504 are about the
-    # way.
-    safe = status in (502, 504) or hop in ("render", "derender", "decode")
+    # way, and what is left of 4xx is about how we asked: another member may be set otherwise.
+    safe = status < 500 or status in (502, 504) or hop in ("render", "derender", "decode")
     return Failed(
         hop, f"the {hop} hop failed", retry_safe=safe, detail=f"HTTP {status}: {detail}", member=member
     )

@@ -121,6 +121,7 @@ FAILURES: list[tuple[Fault, str]] = [
     (Status(503), "overloaded"),
     (Status(429), "overloaded"),
     (Status(502), "failed"),
+    (Status(401), "failed"),
     (HalfClose(), "unreachable"),
     (Garbage(b"\xff"), "unusable"),
     (Answer({"ec_transfer_params": None}), "unusable"),

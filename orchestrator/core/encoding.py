@@ -99,10 +99,12 @@ def read_encoding(image: Image, params: Mapping[str, Any] | None) -> Mapping[str
         raise UnusableEncoding("the answer has no ec_transfer_params")
     others = params.keys() - {image.hash}
     if others:
-        raise UnusableEncoding(f"ec_transfer_params are of {min(others)!r}, the image is {image.hash!r}")
+        raise UnusableEncoding(
+            f"ec_transfer_params are of {min(others)[:128]!r}, the image is {image.hash!r}"
+        )
     encoding = params[image.hash]
     if not isinstance(encoding, dict):
-        raise UnusableEncoding(f"ec_transfer_params say {encoding!r} of the image")
+        raise UnusableEncoding("what ec_transfer_params say of the image is no object")
     return encoding
 
 

@@ -142,7 +142,7 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     try:
         head = _head_decoder.decode(body)
         fields = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RenderReplyError(f"render reply: {error}") from error
     if not head.token_ids:
         raise RenderReplyError("render reply: no token_ids")
@@ -168,7 +168,7 @@ def read_render_replies(body: bytes) -> list[RenderedPrompt]:
     """Parse the list of prompts that completions render answers with. Raises ``RenderReplyError``."""
     try:
         items = _list_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RenderReplyError(f"render reply: {error}") from error
     if not items:
         raise RenderReplyError("render reply: no prompts")

@@ -81,7 +81,9 @@ def test_reading() -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{}", b'{"token_ids":[],"sampling_params":{}}', b'{"token_ids":["1"],"sampling_params":{}}',
-     b'{"token_ids":[1]}', b'{"token_ids":[1],"sampling_params":[]}', b"\xff", b'{"token_ids":[1.5]}'],
+     b'{"token_ids":[1]}', b'{"token_ids":[1],"sampling_params":[]}', b"\xff", b'{"token_ids":[1.5]}',
+     b'{"token_ids":[1],"sampling_params":{},"x":%b0%b}' % (b"[" * 100_000, b"]" * 100_000)],
+    ids=lambda body: body[:40].decode("latin-1"),
 )  # fmt: skip
 def test_a_reply_that_is_not_a_generate_request(body: bytes) -> None:
     with pytest.raises(RenderReplyError):

@@ -24,7 +24,7 @@ from orchestrator.core.request_machine import (  # noqa: E402
     Event,
     Step,
 )
-from orchestrator.hops.prefill import GENERATE  # noqa: E402
+from orchestrator.hops.generate import GENERATE  # noqa: E402
 from orchestrator.hops.render import PATHS  # noqa: E402
 
 PAGE = ROOT / "docs" / "diagrams.md"

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
 from orchestrator.hops.connections import Connection, Connections
 from orchestrator.hops.errors import (
@@ -21,12 +19,10 @@ from orchestrator.hops.errors import (
     Unreachable,
     error_from_answer,
 )
+from orchestrator.hops.generate import GENERATE, read_answer
 from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
-from orchestrator.hops.prefill import GENERATE
 from orchestrator.hops.transport import encode, garbled
-
-_decoder = msgspec.json.Decoder(EngineAnswer)
 
 Take = Callable[[EngineAnswer], None]
 
@@ -258,10 +254,7 @@ class DecodeClient:
 
 def _read(url: str, payload: bytes) -> EngineAnswer:
     """Raises for what is no answer to a request for one choice, or says that the engine gave it up."""
-    try:
-        answer = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise garbled("decode", url, problem) from problem
+    answer = read_answer("decode", url, payload)
     error = present(answer.error) if len(answer.error) else None
     if error is not None:
         detail = bytes(error)[:2000].decode("utf-8", "replace")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from orchestrator.hops.errors import GivenUp
-from orchestrator.hops.messages import EngineAnswer
-from orchestrator.hops.prefill import GENERATE
-from orchestrator.hops.transport import Transport, encode, garbled
-
-_decoder = msgspec.json.Decoder(EngineAnswer)
+from orchestrator.hops.generate import whole_answer
+from orchestrator.hops.transport import Transport
 
 
 class EncodeClient:
@@ -23,14 +18,7 @@ class EncodeClient:
         self, base_url: str, request: Mapping[str, Any], headers: Mapping[str, str], budget: float
     ) -> dict[str, Any] | None:
         """The answer's ``ec_transfer_params``, not yet judged. Raises ``HopError``."""
-        url = base_url + GENERATE
-        reply = await self._transport.call(
-            "encode", "POST", url, encode(request), budget=budget, headers=headers
-        )
-        try:
-            answer = _decoder.decode(reply.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise garbled("encode", url, error) from error
+        answer = await whole_answer(self._transport, "encode", base_url, request, headers, budget)
         if any(choice.finish_reason == "abort" for choice in answer.choices):
             raise GivenUp("encode", "the encoder gave the request up")
         return answer.ec_transfer_params

@@ -10,13 +10,11 @@ import msgspec
 
 from orchestrator.core.kv_params import ENGINE_ID_PREFIX
 from orchestrator.hops.errors import HopName
-from orchestrator.hops.messages import EngineAnswer, present
-from orchestrator.hops.transport import Transport, encode, garbled
+from orchestrator.hops.generate import whole_answer
+from orchestrator.hops.messages import present
+from orchestrator.hops.transport import Transport, encode
 
-GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"
-
-_decoder = msgspec.json.Decoder(EngineAnswer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +37,7 @@ class PrefillClient:
         self, base_url: str, request: Mapping[str, Any], headers: Mapping[str, str], budget: float
     ) -> Prefilled:
         """Raises ``HopError``."""
-        url = base_url + GENERATE
-        reply = await self._transport.call(
-            "prefill", "POST", url, encode(request), budget=budget, headers=headers
-        )
-        try:
-            answer = _decoder.decode(reply.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise garbled("prefill", url, error) from error
+        answer = await whole_answer(self._transport, "prefill", base_url, request, headers, budget)
         return Prefilled(
             finish_reason=answer.choices[0].finish_reason if answer.choices else None,
             kv_params=answer.kv_transfer_params,

@@ -1,0 +1,38 @@
+"""Token-in requests to an engine, and its answers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from orchestrator.hops.errors import HopName
+from orchestrator.hops.messages import EngineAnswer
+from orchestrator.hops.transport import Transport, encode, garbled
+
+GENERATE = "/inference/v1/generate"
+
+_decoder = msgspec.json.Decoder(EngineAnswer)
+
+
+async def whole_answer(
+    transport: Transport,
+    hop: HopName,
+    base_url: str,
+    request: Mapping[str, Any],
+    headers: Mapping[str, str],
+    budget: float,
+) -> EngineAnswer:
+    """Of a request that does not stream. Raises ``HopError``."""
+    url = base_url + GENERATE
+    reply = await transport.call(hop, "POST", url, encode(request), budget=budget, headers=headers)
+    return read_answer(hop, url, reply.body)
+
+
+def read_answer(hop: HopName, url: str, body: bytes) -> EngineAnswer:
+    """Raises ``HopError`` for what is none."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise garbled(hop, url, error) from error

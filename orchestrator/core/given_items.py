@@ -24,12 +24,13 @@ from orchestrator.core.media import Item
 class GivenItems:
     """Of one engine."""
 
-    __slots__ = ("_bytes", "_given")
+    __slots__ = ("_bytes", "_given", "times_forgotten")
 
     def __init__(self) -> None:
         self._given: OrderedDict[str, tuple[str | None, int]] = OrderedDict()
         """By hash, the least recently given first: in which form, and of how many bytes."""
         self._bytes = 0
+        self.times_forgotten = 0
 
     def __repr__(self) -> str:
         return f"<GivenItems {len(self._given)} of {self._bytes} bytes>"
@@ -52,3 +53,4 @@ class GivenItems:
         """It may have none of them any more."""
         self._given.clear()
         self._bytes = 0
+        self.times_forgotten += 1

@@ -29,7 +29,8 @@ class SparedItems:
         """The leg under way goes without some."""
         self._form: str | None = None
         self._items: tuple[Item, ...] = ()
-        """That its engine will have when it has answered."""
+        """That its engine will have when it has answered, unless all is forgotten meanwhile."""
+        self._begun_at = 0
 
     def for_engine(self, prompt: legs.RenderedPrompt, member: Member) -> legs.RenderedPrompt:
         """``prompt``, of the next leg, without what ``member`` has been given."""
@@ -39,7 +40,7 @@ class SparedItems:
             member.given.forget()
         if not self._applies(prompt, member):
             return prompt
-        self._items, self._form = prompt.media, prompt.form
+        self._items, self._form, self._begun_at = prompt.media, prompt.form, member.given.times_forgotten
         known = frozenset() if self._lacked else member.given.among(prompt.media, prompt.form)
         count = self._services.metrics.media_items
         named = sum(item.hash in known for item in prompt.media)
@@ -52,9 +53,9 @@ class SparedItems:
 
     def answered(self, member: Member) -> None:
         """``member`` has done the leg under way."""
-        member.given.answered(
-            self._items, self._form, self._services.settings.policy.engine_image_cache_bytes
-        )
+        if member.given.times_forgotten == self._begun_at:
+            most = self._services.settings.policy.engine_image_cache_bytes
+            member.given.answered(self._items, self._form, most)
 
     def missed(self, error: HopError, member: Member, leg_id: str) -> bool:
         """Whether the leg under way may have failed for want of an image; then what follows it goes without

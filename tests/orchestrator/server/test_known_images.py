@@ -3,13 +3,14 @@ one."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from orchestrator.settings import Settings
-from tests.orchestrator.conftest import Launch, Stack
+from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Status, Tier
 
 ON: dict[str, Any] = {"policy": {"known_images": "named"}}
@@ -147,6 +148,21 @@ async def test_an_engine_that_was_away_is_given_all_again(launch: Launch) -> Non
             stack.decode[0].healthy = healthy
             await stack.services.check_health()
         assert await ask(stack, "aa") == [features("aa")]
+        await stack.settled()
+
+
+async def test_a_leg_from_before_an_engine_was_away_says_nothing_of_it(launch: Launch) -> None:
+    async with launch(prefill=0, settings=ON) as stack:
+        keep_images(*stack.decode)
+        [engine], [member] = stack.decode, stack.services.decode_pool.members
+        engine.hold.clear()
+        asked = asyncio.create_task(ask(stack, "aa", stream=True))
+        await until(lambda: bool(engine.requests[GENERATE]))
+        member.died(0)
+        engine.hold.set()
+        assert await asked == [features("aa")]
+        assert await ask(stack, "aa") == [features("aa")]
+        assert await ask(stack, "aa") == [named("aa", without="aa")]
         await stack.settled()
 
 

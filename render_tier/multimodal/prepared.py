@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass
@@ -44,26 +45,9 @@ class NamedItem:
 
 
 @dataclass(frozen=True)
-class PreparedImage:
-    items: tuple[EncodedItem, ...]
-    replacement: Replacement
-    mm_hash: str
+class Prepared(ABC):
+    """An image or a video that has been processed."""
 
-    @property
-    def size(self) -> int:
-        return sum(item.size for item in self.items)
-
-    def named_items(self, mm_hash: str) -> list[NamedItem]:
-        """One for each of its places, with names that come of ``mm_hash``."""
-        alone = len(self.items) == 1
-        return [
-            NamedItem("image", mm_hash if alone else part_hash(mm_hash, number), item, self.replacement.count)
-            for number, item in enumerate(self.items)
-        ]
-
-
-@dataclass(frozen=True)
-class PreparedVideo:
     items: tuple[EncodedItem, ...]
     modality: Modality
     """What engines are told that the items are."""
@@ -74,18 +58,35 @@ class PreparedVideo:
     def size(self) -> int:
         return sum(item.size for item in self.items)
 
+    @property
+    @abstractmethod
+    def is_one_item(self) -> bool:
+        """Whether its name is that of its only item; items are named as parts of it otherwise."""
+
     def named_items(self, mm_hash: str) -> list[NamedItem]:
-        """As those of an image."""
-        if self.modality == "video":
-            (item,) = self.items
-            return [NamedItem(self.modality, mm_hash, item, self.replacement.count)]
+        """One for each of its places, with names that come of ``mm_hash``."""
         return [
-            NamedItem(self.modality, part_hash(mm_hash, number), item, self.replacement.count)
+            NamedItem(
+                self.modality,
+                mm_hash if self.is_one_item else part_hash(mm_hash, number),
+                item,
+                self.replacement.count,
+            )
             for number, item in enumerate(self.items)
         ]
 
 
-Prepared = PreparedImage | PreparedVideo
+class PreparedImage(Prepared):
+    @property
+    def is_one_item(self) -> bool:
+        return len(self.items) == 1
+
+
+class PreparedVideo(Prepared):
+    @property
+    def is_one_item(self) -> bool:
+        """Frames that engines take as images are parts of a video, even if there is one of them."""
+        return self.modality == "video"
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class ImagePreparation:
         items = self.family.items(processed.arrays)
         image = PreparedImage(
             tuple(encode_item(arrays, self.family, self._float_type) for arrays in items),
+            "image",
             self.family.replacement(layout, processed.width, processed.height),
             image_hash(
                 loaded.data,

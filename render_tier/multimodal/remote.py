@@ -23,6 +23,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = "render-tier"
 ADDRESSES_TRIED = 2
+LAST_PORT = 65535
 
 
 class FetchFailed(Exception):
@@ -120,11 +121,17 @@ class RemoteImages:
         raise failure or FetchFailed(f"the {self._rules.what}'s host has no address")
 
     async def _checked_addresses(self, target: httpx.URL) -> list[str]:
-        if target.scheme not in SCHEMES or not target.host:
+        try:
+            host = target.host  # decoded only now
+        except UnicodeError:
+            raise SourceRefused("an invalid URL") from None
+        if target.scheme not in SCHEMES or not host:
             raise SourceRefused("the URL must be either a HTTP, data or file URL")
+        if target.port is not None and not 0 < target.port <= LAST_PORT:
+            raise SourceRefused("an invalid URL")
         if target.userinfo:
             raise SourceRefused("the URL must not hold credentials")
-        if self._rules.domains and target.host not in self._rules.domains:
+        if self._rules.domains and host not in self._rules.domains:
             allowed = ", ".join(sorted(self._rules.domains))
             raise SourceRefused(f"the URL must be from one of the allowed domains: {allowed}")
         port = target.port or (443 if target.scheme == "https" else 80)

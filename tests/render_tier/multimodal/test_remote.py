@@ -72,6 +72,15 @@ async def test_private_address_is_not_reached(url: str) -> None:
     await images.close()
 
 
+async def test_what_is_no_host_or_port_is_refused() -> None:
+    """In a redirect too."""
+    async with origin(lambda path: redirect(f"http:/{path}")) as (port, _), fetcher() as images:
+        for place in ("xn--a", "xn--", "host.test:99999", "host.test:0", "host.test:-1"):
+            for url in (f"http://{place}/", f"http://host.test:{port}/{place}/"):
+                with pytest.raises(SourceRefused, match="an invalid URL"):
+                    await images.fetch(url)
+
+
 async def test_connection_is_made_to_the_address_that_was_checked() -> None:
     """A name that resolves to another address a moment later is not asked again."""
     resolve = names(rebound=["127.0.0.1", "10.0.0.1"])

@@ -40,7 +40,10 @@ class ItemStore:
         return dict(islice(reversed(self._kept.items()), NAMED))
 
     def keep(self, name: str, form: str, data: memoryview) -> None:
-        """``data`` is a part of an answer that does not stay."""
+        """``data`` is a part of an answer that does not stay. What is larger than all that may be kept is
+        not."""
+        if data.nbytes > self.max_bytes:
+            return
         found = self._kept.pop(name, None)
         if found is None or found.form != form:
             self.bytes += data.nbytes - (0 if found is None else found.data.nbytes)

@@ -43,6 +43,7 @@ from render_tier.rendering.requested_images import RequestedImages
 from render_tier.server.memory_budget import MemoryBudget
 from render_tier.server.metrics import Metrics
 from render_tier.server.pools import WorkPool
+from render_tier.server.shared_work import SharedWork
 from render_tier.settings import Settings
 
 Result = TypeVar("Result")
@@ -116,7 +117,7 @@ class ImageIntake:
         self._names = ImageNames(settings.image_names)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
         self.items = MemoryBudget(settings.image_item_memory_bytes, max_wait=settings.max_queue_seconds)
-        self._flights: dict[bytes, asyncio.Task[Prepared]] = {}
+        self._processing = SharedWork[bytes, Prepared]()
         self._kept, self._processed, self._refused = (
             metrics.images.labels(result) for result in ("kept", "processed", "refused")
         )
@@ -271,15 +272,10 @@ class ImageIntake:
     async def _prepared(self, asked: RequestedImages, part: ImagePart, loaded: Opened) -> Prepared:
         if isinstance(loaded, Prepared):
             return loaded
-        flight = self._flights.get(loaded.key)
-        if flight is None and (done := asked.preparation.cache.get(loaded.key)) is not None:
+        if (done := asked.preparation.cache.get(loaded.key)) is not None:
             return done  # by a request that was a little earlier
-        if flight is None:
-            work = self._pools[part.kind].run(partial(_processed, asked, loaded))
-            flight = self._flights[loaded.key] = asyncio.create_task(work)
-            flight.add_done_callback(partial(self._landed, loaded.key))
-        # Others may wait for it when this request is gone.
-        return await asyncio.shield(flight)
+        pool = self._pools[part.kind]
+        return await self._processing.result(loaded.key, lambda: pool.run(partial(_processed, asked, loaded)))
 
     async def _each(
         self, parts: Sequence[ImagePart], work: Callable[..., Awaitable[Result]], *arguments: Sequence[Any]
@@ -306,11 +302,6 @@ class ImageIntake:
         except BaseExceptionGroup as faults:
             raise faults.exceptions[0] from None
         return [task.result() for task in tasks]
-
-    def _landed(self, key: bytes, flight: asyncio.Task[Prepared]) -> None:
-        del self._flights[key]
-        if not flight.cancelled():
-            flight.exception()  # seen, even where nobody waits any more
 
 
 def _processed(asked: RequestedImages, loaded: LoadedImage | LoadedVideo) -> Prepared:

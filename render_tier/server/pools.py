@@ -5,7 +5,8 @@ answer at once (503 with Retry-After), not a longer wait.
 
 A job wakes the event loop once, when it is done: each wake-up while its thread runs Python would cost both of
 them a wait for the interpreter lock. So a thread takes a job by removing it from the set of those that wait,
-which one side alone succeeds in; whoever gives a job up does the same.
+which one side alone succeeds in; whoever gives a job up does the same. A thread cannot be stopped: who gives
+up a job that one is at waits for its end, and holds until then what it holds for it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Overloaded(Unavailable):
 class _Job:
     """``answer`` is settled by the event loop, from what a thread left in the others."""
 
-    __slots__ = ("answer", "error", "loop", "queued_at", "result", "seconds", "waited", "work")
+    __slots__ = (
+        *("answer", "error", "given_up", "loop", "over", "queued_at", "result", "seconds", "waited", "work"),
+    )
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
@@ -49,6 +52,10 @@ class _Job:
         self.seconds: float | None = None
         self.result: Any = None
         self.error: BaseException | None = None
+        self.over = False
+        """As far as the event loop knows."""
+        self.given_up: asyncio.Future[None] | None = None
+        """Settled when it is over, where its caller has been cancelled."""
 
 
 class WorkPool:
@@ -95,7 +102,7 @@ class WorkPool:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` on a thread. Raises Overloaded, and what ``work`` raises.
 
-        A caller that is cancelled while its job waits takes the job out of the queue.
+        A caller that is cancelled takes its job out of the queue, or waits for its end once it runs.
         """
         if self.saturated:
             raise self._refusal()
@@ -105,6 +112,11 @@ class WorkPool:
         try:
             result: Result = await job.answer
             return result
+        except asyncio.CancelledError:
+            if not self._taken(job) and not job.over:
+                job.given_up = job.loop.create_future()
+                await job.given_up
+            raise
         finally:
             self._waiting.discard(job)
 
@@ -149,6 +161,14 @@ class WorkPool:
             else:
                 job.answer.set_result(job.result)
         job.error = None  # its traceback leads back to the job
+        self._end(job)
+
+    @staticmethod
+    def _end(job: _Job) -> None:
+        job.over = True
+        job.answer.cancel()  # where it is not settled
+        if job.given_up is not None and not job.given_up.done():
+            job.given_up.set_result(None)
 
     def _refusal(self) -> Overloaded:
         self._refused.inc()
@@ -161,7 +181,7 @@ class WorkPool:
         """Let running jobs end; drop those that wait."""
         for job in list(self._waiting):
             if self._taken(job):
-                job.loop.call_soon_threadsafe(job.answer.cancel)
+                job.loop.call_soon_threadsafe(self._end, job)
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:

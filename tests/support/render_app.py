@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,5 @@ async def app_client(settings: Settings, service: Service) -> tuple[RenderApp, h
 async def idle(app: RenderApp) -> None:
     """Stop the application; nothing may be in progress any more."""
     assert app.runtime.in_flight == 0
-    for _ in range(500):
-        # A thread may still be at what nobody waits for any more.
-        if not app.runtime.pending:
-            break
-        await asyncio.sleep(0.01)
     assert app.runtime.pending == 0
     await app.runtime.stop()

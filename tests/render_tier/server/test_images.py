@@ -592,6 +592,36 @@ async def test_memory_of_requests_in_progress_is_bounded(serve: Any) -> None:
     assert len({json.dumps(answer.json()["features"]["mm_hashes"]) for answer in answers}) == 50
 
 
+async def test_memory_is_held_until_the_last_thread_has_left_an_image(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that ends at one image leaves no others behind: those that wait are not processed."""
+    server = await serve(image_cache_bytes=0, image_workers=2)
+    intake = server.app.runtime.images
+    go_on, begun, prepare = threading.Event(), [], ImagePreparation.prepare
+
+    def held(self: Any, loaded: Any) -> Any:
+        begun.append(loaded)
+        if loaded.data != broken:
+            go_on.wait(60)
+        return prepare(self, loaded)
+
+    whole = [file(picture(50, 40, seed=seed)) for seed in range(20)]
+    broken = file(picture(400, 300))[:-5000]
+    monkeypatch.setattr(ImagePreparation, "prepare", held)
+    asking = asyncio.create_task(server.error(chat(*map(part, [whole[0], broken, *whole[1:]]))))
+    # A thread that has left the broken one may have begun another before the end of the request is known.
+    while len(begun) < 2 or server.app.runtime.pending > 2:
+        await asyncio.sleep(0.01)
+    assert intake.files.held > 0
+    assert intake.items.held > 0
+    assert not asking.done()
+    go_on.set()
+    status, error = await asking
+    assert (status, error["param"]) == (400, "messages.0.content.1.image_url")
+    assert len(begun) <= 3
+
+
 async def test_more_than_there_is_memory_for(serve: Any) -> None:
     server = await serve(image_item_memory_bytes=1 << 20)
     status, error = await server.error(chat(part(file(picture(600, 600), "JPEG"))))

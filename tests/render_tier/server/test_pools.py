@@ -96,3 +96,34 @@ async def test_an_empty_queue_takes_a_job_however_long_the_last_ones_took() -> N
     assert await running
     assert await waiting
     await asyncio.to_thread(work_pool.close)
+
+
+async def test_who_gives_up_a_job_that_runs_waits_for_its_end_and_else_takes_it_away() -> None:
+    work_pool, release = pool(), threading.Event()
+    running = await started(work_pool, release)
+    done: list[int] = []
+    waiting = asyncio.create_task(work_pool.run(lambda: done.append(1)))
+    await asyncio.sleep(0.01)
+    for task in (running, waiting):
+        task.cancel()
+    await asyncio.wait([waiting])
+    await asyncio.sleep(0.01)
+    assert (running.done(), work_pool.pending) == (False, 1)
+    await asyncio.to_thread(release.set)
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert (done, work_pool.pending) == ([], 0)
+    await asyncio.to_thread(work_pool.close)
+
+
+async def test_a_pool_that_closes_drops_what_waits() -> None:
+    work_pool, release = pool(), threading.Event()
+    running = await started(work_pool, release)
+    waiting = asyncio.create_task(work_pool.run(lambda: True))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(asyncio.to_thread(work_pool.close))
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()
+    await asyncio.to_thread(release.set)
+    assert await running
+    await closing

@@ -1,7 +1,8 @@
 """A chat with images, or videos, over four hops says what one vLLM says that is given the files themselves:
 our pixels, hashes and places, a prefill on one engine, and a decode on another that gets the KV over NIXL.
-What the prefill engine reports of its cache is found again for the same images. So it is where a third engine
-runs the vision part, and the prefill engine gets no pixels.
+What the prefill engine reports of its cache is found again for the same images. So it is where engines are
+sent an image once and its name afterwards, and where a third engine runs the vision part, and the prefill
+engine gets no pixels.
 
 The engines have a tokenizer (`--enable-scale-out`): a vLLM with `--tokens-only` takes no model with vision.
 They draw the weights of their tiny models, of the families that `SEEING_FAMILIES` names.
@@ -24,7 +25,8 @@ import pytest
 from orchestrator.demo import vllm_cpu
 from tests.support import seeing_families, vllm
 from tests.support.images import data_url, file, picture
-from tests.support.pd_stack import FREE, IDLE, PATIENT, becomes_free, metric, stranded
+from tests.support.middlebox import Middlebox
+from tests.support.pd_stack import FREE, IDLE, LEASE_OVER_WITHIN, PATIENT, becomes_free, metric, stranded
 from tests.support.processes import ServerProcess, free_port, orchestrator_server, render_tier_server
 from tests.support.video_corpus import file_url, film, frames_url, part
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
@@ -45,6 +47,10 @@ class Stack:
     encoder: ServerProcess
     encoding: ServerProcess
     """Another orchestrator before the same engines, with the encoder."""
+    naming: ServerProcess
+    """Another one, which sends an image once."""
+    ways: tuple[Middlebox, Middlebox]
+    """Of that one, to prefill and to decode."""
 
 
 def embeddings(role: str, directory: Path) -> tuple[str, str]:
@@ -64,11 +70,11 @@ def engine(model: Path, role: str, *more: str, log_dir: Path) -> ServerProcess:
         *("serve", model),
         *("--served-model-name", NAME, *options, "--enable-scale-out"),
         # What the largest image would take is not measured: minutes on a CPU.
-        *("--skip-mm-profiling", "--max-model-len", "8192", *DRAWN, *more),
+        *("--skip-mm-profiling", "--max-model-len", "8192", *DRAWN, *vllm.DEVELOPMENT_OPTIONS, *more),
         log_dir=log_dir,
     )
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
-    process.env |= vllm_cpu.side_channel(free_port()) | {"PYTHONPATH": path}
+    process.env |= vllm_cpu.side_channel(free_port()) | vllm.DEVELOPMENT | {"PYTHONPATH": path}
     return process
 
 
@@ -117,7 +123,18 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 *(*members, "--encode", encoder.url, "--config", config), log_dir=log_dir, name="encoding"
             )
         )
-        yield Stack(request.param, prefill, decode, orchestrator, encoder, encoding)
+        ways = exits.enter_context(Middlebox(prefill)), exits.enter_context(Middlebox(decode))
+        config = log_dir / "naming.json"
+        config.write_text(json.dumps(PATIENT | {"policy": {"known_images": "named"}}))
+        naming = exits.enter_context(
+            orchestrator_server(
+                *("--render", render.url, "--prefill", ways[0].url, "--decode", ways[1].url),
+                *("--config", config),
+                log_dir=log_dir,
+                name="naming",
+            )
+        )
+        yield Stack(request.param, prefill, decode, orchestrator, encoder, encoding, naming, ways)
 
 
 def shown(*sizes: tuple[int, int], seed: int = 0) -> list[dict[str, Any]]:
@@ -195,6 +212,54 @@ def test_images_over_four_hops_equal_one_engine(stack: Stack) -> None:
     assert metric(stack.orchestrator, predictions, role="prefill", result="drifted") == 0
     assert stranded(stack.orchestrator) == {}
     becomes_free((stack.orchestrator, IDLE), (stack.prefill, FREE), (stack.decode, FREE))
+
+
+def sent(way: Middlebox) -> list[list[bool]]:
+    """Which images of each leg since then were more than a name; by its size on the wire, too."""
+    legs = []
+    for leg in way.requests:
+        whole = [data is not None for data in leg["features"]["kwargs_data"]["image"]]
+        assert (len(json.dumps(leg)) > 100_000) == any(whole)
+        legs.append(whole)
+    way.reset()
+    return legs
+
+
+def lose_images(engine: ServerProcess) -> None:
+    httpx.post(f"{engine.url}/reset_mm_cache", timeout=60, trust_env=False).raise_for_status()
+
+
+def test_engines_are_sent_an_image_once_and_again_when_they_have_lost_it(stack: Stack) -> None:
+    def asked(body: dict[str, Any]) -> tuple[list[list[bool]], list[list[bool]]]:
+        before = pulled(stack)
+        answer = said(stack.naming, body)
+        assert pulled(stack) - before >= len(answer[0]) - 1, "the decode engine got the KV"
+        assert answer == said(stack.decode, body)
+        return sent(stack.ways[0]), sent(stack.ways[1])
+
+    def resent(hop: str) -> float:
+        return metric(stack.naming, "pd_media_resends_total", hop=hop)
+
+    one, other = shown((448, 336), seed=31), shown((300, 200), seed=32)
+    first, second = chat(*one), chat(*one, *other)
+    assert asked(first) == ([[True]], [[True]])
+    assert asked(first) == ([[False]], [[False]])
+    assert asked(second) == ([[False, True]], [[False, True]])
+    assert (resent("prefill"), resent("decode")) == (0, 0)
+    lose_images(stack.decode)
+    lost, whole = [False, False], [True, True]
+    # Nobody knows whether KV was fetched before a failure, so the leg that is sent again has another prefill.
+    assert asked(second) == ([lost, whole], [lost, whole])
+    assert (resent("prefill"), resent("decode")) == (0, 1)
+    assert stranded(stack.naming) == {"decode_retry": 1}
+    lose_images(stack.prefill)
+    assert asked(second) == ([lost, whole], [whole])
+    assert (resent("prefill"), resent("decode")) == (1, 1)
+    assert asked(second) == ([lost], [lost])
+    assert stranded(stack.naming) == {"decode_retry": 1}
+    becomes_free(
+        *((stack.naming, IDLE), (stack.prefill, FREE), (stack.decode, FREE)), within=LEASE_OVER_WITHIN
+    )
 
 
 def test_images_that_an_encoder_has_taken_are_seen_by_an_engine_without_their_pixels(stack: Stack) -> None:

@@ -18,6 +18,7 @@ from pybase64 import b64encode
 from render_tier.multimodal.families import Family, Field, VideoForm
 
 FloatType = Literal["bfloat16", "float16", "float32"]
+FLOAT_BYTES: dict[FloatType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 RAW_TENSOR = 3
 """Code of the msgpack extension type."""
 CAST_AT_ONCE = 1 << 18
@@ -35,6 +36,11 @@ class EncodedItem:
     @property
     def size(self) -> int:
         return len(self.kwargs) + len(self.metadata or b"")
+
+
+def encoded_bytes(values: int, float_type: FloatType, *, as_bytes: bool) -> int:
+    """Size of an item with so many pixel values, but for a few bytes. ``as_bytes``: each is one byte."""
+    return values * (1 if as_bytes else FLOAT_BYTES[float_type]) * 4 // 3
 
 
 def encode_item(

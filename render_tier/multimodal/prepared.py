@@ -13,13 +13,12 @@ from typing import Literal
 from blake3 import blake3
 
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
-from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
+from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encoded_bytes
 from render_tier.multimodal.families import Family, Replacement
 from render_tier.multimodal.hashing import image_hash, name_hash, part_hash
 from render_tier.multimodal.item import ImageProcessor, ImageRefused
 from render_tier.multimodal.options import ImageOptions
 
-FLOAT_BYTES: dict[FloatType, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 NEEDS_MASK = (
     "this model's image tokens do not follow each other in one run, and engines are not said to read which"
     " they are (--mm-placeholder-masks)"
@@ -203,9 +202,9 @@ class ImagePreparation:
                 "are allowed"
             )
         values = 3 * pixels * self.family.frames
-        width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
+        item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes)
         replacement = self.family.replacement(layout, width, height)
-        return LoadedImage(key, data, opened, replacement, values * width_of_one * 4 // 3)
+        return LoadedImage(key, data, opened, replacement, item_bytes)
 
     def prepare(self, loaded: LoadedImage) -> PreparedImage:
         """Raises UnreadableImage and ImageRefused."""

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from render_tier.multimodal.decoding import UnreadableImage
-from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item
+from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encoded_bytes
 from render_tier.multimodal.families import Replacement, VideoForm, VideoPlaces
 from render_tier.multimodal.hashing import name_hash, video_hash
 from render_tier.multimodal.item import Arrays, ImageRefused
-from render_tier.multimodal.prepared import FLOAT_BYTES, ItemCache, Prepared, PreparedVideo
+from render_tier.multimodal.prepared import ItemCache, Prepared, PreparedVideo
 from render_tier.multimodal.processors.qwen_video import QwenVideoProcessor, VideoLayout
 from render_tier.multimodal.processors.settings import Pixels
 from render_tier.multimodal.videos.opened import Frame, FramesMissing, OpenedVideo
@@ -100,9 +100,9 @@ class VideoPreparation:
         opened = self._opener.open(source, self._options.sampling(self.form.sampling))
         layout = self._layout(opened, opened.planned)
         values = 3 * self._processor.group * layout.groups * layout.width * layout.height
-        width_of_one = 1 if self._as_bytes else FLOAT_BYTES[self._float_type]
+        item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes)
         replacement = self._replacement(layout, opened.planned)
-        return LoadedVideo(key, source.data, opened, replacement, values * width_of_one * 4 // 3)
+        return LoadedVideo(key, source.data, opened, replacement, item_bytes)
 
     def prepare(self, loaded: LoadedVideo) -> PreparedVideo:
         """Raises UnreadableImage and ImageRefused."""

@@ -20,7 +20,7 @@ def _message(body: str) -> str:
     """Of an error body, or what there is."""
     try:
         message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return body[:200]
     return message
 

@@ -111,7 +111,7 @@ def decode_header(header: bytes, max_length: int) -> tuple[Kind, int]:
 def decode_message(body: bytes, type_: type[M]) -> M:
     try:
         return msgspec.json.decode(body, type=type_)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed {type_.__name__} message: {error}") from error
 
 

@@ -104,7 +104,7 @@ class DerenderClient:
             )
         try:
             answer = _decoder.decode(reply.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise garbled("derender", url, error) from error
         done = derendered(answer.chunk, answer.events, answer.derender, url)
         stream.state = answer.stream_state
@@ -139,7 +139,7 @@ def derendered(
         )
     try:
         finish = _finish_decoder.decode(chunk)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise garbled("derender", source, error) from error
     return Derendered(
         events=(chunk,),

@@ -34,5 +34,5 @@ def read_answer(hop: HopName, url: str, body: bytes) -> EngineAnswer:
     """Raises ``HopError`` for what is none."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise garbled(hop, url, error) from error

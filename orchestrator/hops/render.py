@@ -48,7 +48,7 @@ def model_card(models: bytes, name: str) -> msgspec.Raw | None:
     try:
         cards = msgspec.json.decode(models, type=_Models).data
         return next((card for card in cards if msgspec.json.decode(card, type=_Name).id == name), None)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise garbled("render", "/v1/models", error) from error
 
 
@@ -56,7 +56,7 @@ def models_for(models: bytes, seen: Callable[[str], bool]) -> bytes:
     """A list of models with those alone whose names are ``seen``. Raises ``HopError``."""
     try:
         cards = [c for c in _models_decoder.decode(models).data if seen(_name_decoder.decode(c).id)]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise garbled("render", "/v1/models", error) from error
     return msgspec.json.encode({"object": "list", "data": cards})
 

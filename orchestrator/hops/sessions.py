@@ -141,7 +141,7 @@ class Link:
         try:
             for answer in _decoder.decode(data):
                 self._take(answer)
-        except (msgspec.MsgspecError, UnicodeError, LookupError):
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, LookupError):
             self.abandon()  # not what the protocol says
         if self._hold is not None:
             self._write()

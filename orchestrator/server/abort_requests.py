@@ -100,5 +100,5 @@ def _ids(body: bytes) -> frozenset[str]:
     """Raises ``BadRequest``."""
     try:
         return frozenset(msgspec.json.decode(body, type=_Body).request_ids)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body must have a list of request_ids: {error}", param="request_ids") from error

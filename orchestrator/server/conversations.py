@@ -127,7 +127,7 @@ class Conversation:
         told = prompt.fields.get("continuation")
         try:
             report = None if told is None else msgspec.json.decode(told, type=ContinuationReport)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             report = None
         if report is None:
             reason = self._missing or "not_supported"

@@ -284,7 +284,7 @@ class Exchange:
             )
         try:
             frames = self.dialect.frames(events, so_far)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise garbled("derender", self.response_id, error) from error
         if frames:
             self.outbox.put(frames)

@@ -98,7 +98,7 @@ class SharedTurns:
             return "not_a_prefix" if search.began_so else "nothing_held"
         try:
             entry = _entry_decoder.decode(taken.value)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return "nothing_held"
         if entry.tokens != lengths[taken.key]:
             return "nothing_held"

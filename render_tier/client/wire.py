@@ -163,5 +163,5 @@ def _aligned(told: Sequence[Any] | None, token_ids: list[int]) -> list[float] | 
 def _decoded(body: bytes, kind: type[Read]) -> Read:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(f"the answer cannot be read: {error}") from error

@@ -200,7 +200,7 @@ class Streams:
             ours = _state_decoder.decode(data)
             if ours.v is UNSET and ours.s is UNSET:
                 return _peer_decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise misshapen([{"type": "value_error", "loc": ("stream_state",), "msg": str(error)}]) from None
         if ours.v is UNSET or ours.s is UNSET:
             raise refused_incomplete()

@@ -146,7 +146,7 @@ def read_error(body: bytes) -> ErrorInfo | None:
     be a number (0); None for anything else."""
     try:
         error = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(error, _Info) or not error.message:
         return None

@@ -65,7 +65,7 @@ class Anthropic:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _message_decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnreadableAnswer(str(error)) from error
         details = usage.output_tokens_details
         return Counted(usage.output_tokens, details.thinking_tokens if details else None)

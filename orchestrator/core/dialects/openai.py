@@ -44,7 +44,7 @@ class OpenAI:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnreadableAnswer(str(error)) from error
         details = usage.completion_tokens_details
         return Counted(usage.completion_tokens, details.reasoning_tokens if details else None)

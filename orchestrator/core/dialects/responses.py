@@ -50,7 +50,7 @@ class Responses:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _response_decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UnreadableAnswer(str(error)) from error
         return Counted(usage.output_tokens, usage.output_tokens_details.reasoning_tokens)
 

@@ -133,7 +133,10 @@ class TestAnthropic:
 
 
 @pytest.mark.parametrize("endpoint", DIALECTS)
-@pytest.mark.parametrize("body", [b"", b"{", b"{}", b'{"usage": null}', b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"{}", b'{"usage": null}', b"\xff", pytest.param(b'{"x":' + b"[" * 2000 + b"}", id="deep")],
+)
 def test_an_answer_without_counts_is_unreadable(endpoint: str, body: bytes) -> None:
     with pytest.raises(UnreadableAnswer):
         DIALECTS[endpoint].counted(body)

@@ -266,6 +266,7 @@ async def test_openings_on_a_member_that_is_silent_fail_together() -> None:
         '[{"stream":1,"chunk":{}},{"stream":1,"chunk":{}},{"stream":1,"chunk":{}}]',
         '[{"stream":"x"}]',
         "\x00",
+        pytest.param('[{"stream":1,"chunk":' + "[" * 2000 + "]" * 2000 + "}]", id="deep"),
         None,
     ],
     ids=str,

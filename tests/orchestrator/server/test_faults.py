@@ -92,9 +92,24 @@ PASSING: list[tuple[str, str, Fault]] = [
     ("derender", DERENDER, Garbage(b"{}")),
 ]
 
+DEEP = b"[" * 2000 + b"]" * 2000
+PASSING_DEEP = [
+    pytest.param("prefill", GENERATE, Status(503, b'{"error":%s}' % DEEP), id="prefill-error"),
+    *(
+        pytest.param(role, path, Garbage(framed % (field, DEEP)), id=f"{role}-{field.decode()}")
+        for role, path, framed, field in (
+            ("render", RENDER, b'{"%s":%s}', b"features"),
+            ("prefill", GENERATE, b'{"kv_transfer_params":{"%s":%s}}', b"remote_block_ids"),
+            ("prefill", GENERATE, b'{"ec_transfer_params":{"%s":%s}}', b"image"),
+            ("decode", GENERATE, b'data: {"kv_transfer_params":{"%s":%s}}\n\n', b"remote_block_ids"),
+            ("derender", DERENDER, b'{"%s":%s}', b"chunk"),
+        )
+    ),
+]
+
 
 @ASK
-@pytest.mark.parametrize(("role", "path", "fault"), PASSING, ids=lambda v: str(v))
+@pytest.mark.parametrize(("role", "path", "fault"), [*PASSING, *PASSING_DEEP], ids=str)
 async def test_one_failure_before_visible_output_is_repaired(
     launch: Launch, ask: Any, role: str, path: str, fault: Fault
 ) -> None:
@@ -105,7 +120,7 @@ async def test_one_failure_before_visible_output_is_repaired(
 
 
 @ASK
-@pytest.mark.parametrize(("role", "path", "fault"), PASSING, ids=lambda v: str(v))
+@pytest.mark.parametrize(("role", "path", "fault"), [*PASSING, *PASSING_DEEP], ids=str)
 async def test_lasting_failure_is_one_honest_error(
     launch: Launch, ask: Any, role: str, path: str, fault: Fault
 ) -> None:

@@ -261,7 +261,16 @@ async def test_an_abort_answers_with_what_there_is(launch: Launch, stream: bool)
         assert stack.decode[0].sent_tokens < 500
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"request_ids": "x"}', b"[", b'{"request_ids": [1]}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"request_ids": "x"}',
+        b"[",
+        b'{"request_ids": [1]}',
+        pytest.param(b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", id="deep"),
+    ],
+)
 async def test_an_abort_without_ids_is_refused(launch: Launch, body: bytes) -> None:
     async with launch() as stack:
         answer = await stack.http.post(ABORT, content=body)

@@ -27,10 +27,13 @@ from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import ApiError, BadRequest
 from render_tier.protocol.messages import BILLING_HEADER, check_messages
 from render_tier.protocol.request_fields import check_cache_salt
+from render_tier.protocol.validation import summarise
 
 Json = dict[str, Any]
 
 DEFAULT_IMAGE_TYPE = "image/jpeg"
+SOURCE_FIELDS = {"base64": "data", "url": "url"}
+"""Type of an image's source -> the field that carries it."""
 COPIED_FIELDS = (
     *("temperature", "top_p", "top_k", "watermarking", "cache_salt", "mm_payload"),
     *("kv_transfer_params", "ec_transfer_params", "vllm_xargs"),
@@ -71,9 +74,9 @@ def chat_messages(request: CountTokensRequest, *, merge_inline_system: bool) -> 
     texts = [_top_system_text(request.system), *map(_system_text, inline if merge_inline_system else ())]
     if system := "".join(texts):
         messages.append({"role": "system", "content": system})
-    for message in request.messages:
+    for index, message in enumerate(request.messages):
         if message.role != "system":
-            messages += _turn(message)
+            messages += _turn(message, f"messages.{index}")
         elif not merge_inline_system and (text := _system_text(message.content)):
             messages.append({"role": "system", "content": text})
     return messages
@@ -92,25 +95,27 @@ def _text(block: ContentBlock) -> str:
     return (block.text or "") if block.type == "text" else ""
 
 
-def _turn(message: AnthropicMessage) -> list[Json]:
-    """What one message becomes: tool results are messages of their own, ahead of what else a user says."""
+def _turn(message: AnthropicMessage, where: str) -> list[Json]:
+    """What one message becomes: tool results are messages of their own, ahead of what else a user says.
+    ``where`` it is in the request."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     results: list[Json] = []
     parts: list[Json] = []
     calls: list[Json] = []
     reasoning: list[str] = []
-    for block in message.content:
+    for position, block in enumerate(message.content):
+        place = f"{where}.content.{position}"
         if block.type == "text" and block.text:
             parts.append({"type": "text", "text": block.text})
-        elif block.type == "image" and block.source:
-            parts.append(_image(block.source))
+        elif block.type == "image":
+            parts.append(_image(block.source, place))
         elif block.type == "thinking" and block.thinking is not None:
             reasoning.append(block.thinking)
         elif block.type == "tool_use":
             calls.append(_call(block, len(calls)))
         elif block.type == "tool_result" and message.role == "user":
-            results += _tool_result(block)
+            results += _tool_result(block, place)
         elif block.type == "tool_result":
             shown = str(block.content) if block.content else ""
             parts.append({"type": "text", "text": f"Tool result: {shown}"})
@@ -126,12 +131,27 @@ def _turn(message: AnthropicMessage) -> list[Json]:
     return results if message.role == "user" and not parts else [*results, turn]
 
 
-def _image(source: Json) -> Json:
-    if source.get("type") == "url":
-        url = source.get("url", "")
-    else:
-        url = f"data:{source.get('media_type', DEFAULT_IMAGE_TYPE)};base64,{source.get('data', '')}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def _image(source: object, where: str) -> Json:
+    """Raises BadRequest for a source without an image, which vLLM leaves out, or takes for an empty file."""
+    where = f"{where}.source"
+    if not isinstance(source, dict) or not source:
+        raise BadRequest(f"{where}: the image needs a source, which is an object", param=where)
+    kind = source.get("type", "base64")
+    field = SOURCE_FIELDS.get(kind) if isinstance(kind, str) else None
+    if field is None:
+        raise BadRequest(
+            f"{where}.type: sources of the type {summarise(kind)} are not supported; "
+            f"{' and '.join(SOURCE_FIELDS)} are",
+            param=f"{where}.type",
+        )
+    held = source.get(field)
+    if not isinstance(held, str) or not held:
+        raise BadRequest(
+            f"{where}.{field}: the image needs `{field}`, which is a string", param=f"{where}.{field}"
+        )
+    if field == "data":
+        held = f"data:{source.get('media_type', DEFAULT_IMAGE_TYPE)};base64,{held}"
+    return {"type": "image_url", "image_url": {"url": held}}
 
 
 def _call(block: ContentBlock, position: int) -> Json:
@@ -146,24 +166,19 @@ def _call(block: ContentBlock, position: int) -> Json:
     }
 
 
-def _tool_result(block: ContentBlock) -> list[Json]:
+def _tool_result(block: ContentBlock, where: str) -> list[Json]:
     answered: Json = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
     if not isinstance(block.content, list):
         return [{**answered, "content": block.content or ""}]
     texts: list[str] = []
     images: list[Json] = []
     references: list[Json] = []
-    for item in block.content:
+    for position, item in enumerate(block.content):
         kind = item.get("type")
         if kind == "text":
             texts.append(_string(item.get("text", "")))
         elif kind == "image":
-            source = item.get("source", {})
-            if not isinstance(source, dict):
-                raise BadRequest("the source of an image must be an object")
-            image = _image(source)
-            if image["image_url"]["url"]:
-                images.append(image)
+            images.append(_image(item.get("source"), f"{where}.content.{position}"))
         elif kind == "tool_reference" and (name := item.get("tool_name") or item.get("name")):
             references.append({"type": "tool_reference", "name": name})
     messages = [{**answered, "content": "\n".join(texts)}]

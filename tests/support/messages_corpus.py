@@ -370,6 +370,9 @@ def _random(draw: random.Random, body: Json) -> Json:
 
 def known(server: str, name: str, ours: Any, theirs: Any) -> bool:
     """Whether a difference is one of those that are meant, and nothing else differs."""
+    if ours != theirs and isinstance(ours, list):
+        # An image of which the request has nothing: vLLM leaves it out without a word.
+        return ours[:2] == [400, "BadRequestError"] and ".source" in (ours[2] or "")
     if server in SPECIAL_MARKERS and isinstance(ours, dict) and isinstance(theirs, dict):
         params = {k: v for k, v in ours["sampling_params"].items() if k != "skip_special_tokens"}
         ours = {**ours, "sampling_params": params}

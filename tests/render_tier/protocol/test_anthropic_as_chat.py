@@ -70,6 +70,53 @@ class TestConversation:
             chat({"role": "assistant", "content": blocks})
 
 
+class TestImages:
+    @pytest.mark.parametrize(
+        ("source", "expected"),
+        [
+            ({"type": "base64", "media_type": "image/png", "data": "AA"}, "data:image/png;base64,AA"),
+            ({"data": "AA"}, "data:image/jpeg;base64,AA"),
+            ({"type": "url", "url": "http://h/x"}, "http://h/x"),
+        ],
+    )
+    def test_sources(self, source: dict[str, Any], expected: str) -> None:
+        image: dict[str, Any] = {"type": "image", "source": source}
+        shown = {"type": "image_url", "image_url": {"url": expected}}
+        assert chat({"role": "user", "content": [image]}).messages[-1]["content"] == [shown]
+        result = {"type": "tool_result", "tool_use_id": "a", "content": [image]}
+        assert chat({"role": "user", "content": [result]}).messages[-1]["content"] == [shown]
+
+    @pytest.mark.parametrize(
+        ("source", "field", "message"),
+        [
+            (None, "", "needs a source"),
+            ({}, "", "needs a source"),
+            ({"type": "file", "file_id": "x"}, ".type", "type file are not supported; base64 and url are"),
+            ({"type": ["url"], "url": "u"}, ".type", "not supported"),
+            ({"type": "base64", "media_type": "image/png"}, ".data", "needs `data`"),
+            ({"type": "base64", "data": ""}, ".data", "needs `data`"),
+            ({"type": "base64", "data": 5}, ".data", "needs `data`"),
+            ({"type": "url"}, ".url", "needs `url`"),
+            ({"type": "url", "url": {}}, ".url", "needs `url`"),
+        ],
+    )
+    def test_sources_without_an_image_are_refused(
+        self, source: dict[str, Any] | None, field: str, message: str
+    ) -> None:
+        """In a tool's result too."""
+        said = {"type": "text", "text": "x"}
+        image = {"type": "image", "source": source}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": [said, image]}
+        for blocks, where in (([said, image], "1"), ([result], "0.content.1")):
+            with pytest.raises(BadRequest, match=message) as caught:
+                chat(USER, {"role": "user", "content": blocks})
+            assert caught.value.param == f"messages.1.content.{where}.source{field}"
+
+    def test_an_image_without_a_source_is_refused(self) -> None:
+        with pytest.raises(BadRequest, match="needs a source"):
+            chat({"role": "user", "content": [{"type": "image"}]})
+
+
 class TestTools:
     @pytest.mark.parametrize(
         ("choice", "expected"),

@@ -18,6 +18,7 @@ import time
 from benchmarks.measure import machine, median, print_table, ratio
 from render_tier.multimodal.item import ImageProcessor
 from render_tier.multimodal.processors import image_processor
+from render_tier.multimodal.processors.vector_passes import passes
 from tests.support.pixel_cases import AS_BYTES, MODELS, Case
 from tests.vllm.torchvision_reference import TorchvisionTimer
 
@@ -38,6 +39,7 @@ def main() -> None:
     options.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     chosen = options.parse_args()
     print(machine())
+    print("resizes are", "matrix products" if passes() is None else "compiled")
     rows = []
     with TorchvisionTimer() as peer:
         for name in chosen.models:

@@ -25,6 +25,16 @@ _CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the resized image, which is all that is computed."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+@dataclass(frozen=True, slots=True)
 class IntegerWeights:
     """For the outputs of a window of the resized row."""
 

@@ -174,17 +174,21 @@ class Finish:
         self._normalization = normalization
         self.dtype: npt.DTypeLike = np.uint8 if normalization is None else np.float32
 
-    def write(self, pixels: npt.NDArray[np.float32], out: Pixels) -> None:
-        """`pixels` (rows, 3, columns) is overwritten; the result goes to `out`, of the same shape."""
+    def write(self, pixels: Pixels, out: Pixels) -> None:
+        """`pixels` (rows, 3, columns), bytes or floats, may be overwritten; the result goes to `out`, of the
+        same shape."""
         if self._normalization is None:
             np.copyto(out, pixels, casting="unsafe")
         else:
-            np.subtract(pixels, self._normalization.mean, out=pixels)
-            np.divide(pixels, self._normalization.std, out=out)
+            numbers = pixels.astype(np.float32, copy=False)
+            np.subtract(numbers, self._normalization.mean, out=numbers)
+            np.divide(numbers, self._normalization.std, out=out)
 
-    def finished(self, pixels: npt.NDArray[np.float32]) -> Pixels:
+    def finished(self, pixels: Pixels) -> Pixels:
         """`pixels` (rows, 3, columns), which may be overwritten, as the result has them."""
-        out = pixels if self._normalization is not None else np.empty(pixels.shape, np.uint8)
+        if self._normalization is None and pixels.dtype == np.uint8:
+            return pixels
+        out = pixels if pixels.dtype == self.dtype else np.empty(pixels.shape, self.dtype)
         self.write(pixels, out)
         return out
 

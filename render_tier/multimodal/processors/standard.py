@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from render_tier.multimodal.item import ImageLayout, ImageRefused, ProcessedImage
-from render_tier.multimodal.processors.kernel_weights import Filter
-from render_tier.multimodal.processors.resampling import Window, resized_bands
+from render_tier.multimodal.processors.kernel_weights import Filter, Window
+from render_tier.multimodal.processors.resampling import resized_bands
 from render_tier.multimodal.processors.settings import (
     BICUBIC,
     BILINEAR,
@@ -149,7 +149,7 @@ def _in_square(image: npt.NDArray[np.uint8], background: Color) -> npt.NDArray[n
         return image
     side = max(height, width)
     square = np.empty((side, side, 3), np.uint8)
-    square[:] = background
+    square[:] = np.full((side, 3), background, np.uint8)  # a row at a time, which is faster than a pixel
     top, left = (side - height) // 2, (side - width) // 2
     square[top : top + height, left : left + width] = image
     return square

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from render_tier.multimodal.item import ImageProcessor, ImageRefused
-from render_tier.multimodal.processors import image_processor
+from render_tier.multimodal.processors import image_processor, resampling
 from tests.support.pixel_cases import MODELS, RECORDED, Case, cases, summary
 
 
@@ -46,3 +46,14 @@ def test_pixels_are_the_recorded_ones(model: str, recorded: dict[str, object]) -
         shown = 3 * layout.width * layout.height * layout.tiles
         copies = 2 if "image_grid_thw" in result.arrays else 1
         assert result.arrays["pixel_values"].size == shown * copies, case.title
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pixels_are_the_same_without_compiled_passes(
+    model: str, recorded: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resampling, "passes", lambda: None)
+    taken = [case for case in cases() if case.model == model and recorded[case.title] is not None]
+    for case in taken[::5]:
+        result = processor(case).process(case.image())
+        assert summary(result.arrays) == recorded[case.title], case.title

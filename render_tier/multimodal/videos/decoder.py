@@ -10,8 +10,10 @@ line `{"error": ...}` may be in place of the other ones. Frames are found and re
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
+import time
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -23,11 +25,13 @@ class Unreadable(ValueError):
     pass
 
 
-def main(memory_bytes: int) -> None:
+def main(cpu_seconds: float, memory_bytes: int) -> None:
+    """``cpu_seconds``: for each request; a process that nobody waits for any more ends then, too."""
     _limit(memory_bytes)
     cv2.setNumThreads(1)
     given, answers = sys.stdin.buffer, sys.stdout.buffer
     while line := given.readline():
+        _limit_cpu(cpu_seconds)
         asked = json.loads(line)
         data = given.read(asked["size"])
         try:
@@ -51,6 +55,15 @@ def _limit(memory_bytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (most, most))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """From now on, in whole seconds, as the system counts."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + seconds)
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def _say(answers: BinaryIO, answer: dict[str, Any]) -> None:
@@ -109,4 +122,4 @@ def _send(answers: BinaryIO, capture: Any, indices: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -18,8 +18,12 @@ import numpy as np
 
 from render_tier.multimodal.decoding import UnreadableImage
 from render_tier.multimodal.videos.opened import Frame
+from render_tier.protocol.errors import Unavailable
 
 LONGEST_LINE = 1 << 16
+CPU_FOR_WAITING = 2
+"""Seconds of a process's CPU for each that a call may wait for it: it also works while a frame that it gave
+is looked at."""
 KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 """Variables that a process has of this one's: no secret is among them."""
 SET = {
@@ -37,10 +41,11 @@ class DecoderPool:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         self._idle: list[_Decoder] = []
+        self._closed = False
         self._lock = threading.Lock()
 
     def about(self, data: bytes) -> dict[str, Any]:
-        """Width, height, number and rate of frames. Raises UnreadableImage."""
+        """Width, height, number and rate of frames. Raises UnreadableImage and Unavailable."""
         with self._decoder() as decoder:
             decoder.ask(data, None)
             return decoder.line()
@@ -49,7 +54,7 @@ class DecoderPool:
         self, data: bytes, indices: Sequence[int], width: int, height: int
     ) -> Generator[Frame, None, list[int]]:
         """The frames of ``indices`` that can be read, each until the next one is asked for. Returns the
-        indices of those. Raises UnreadableImage."""
+        indices of those. Raises UnreadableImage and Unavailable."""
         with self._decoder() as decoder:
             decoder.ask(data, indices)
             frame = np.empty((height, width, 3), np.uint8)
@@ -65,14 +70,16 @@ class DecoderPool:
             return read
 
     def close(self) -> None:
+        """Those that are in use end when they are not any more."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for decoder in idle:
             decoder.end()
 
     @contextmanager
     def _decoder(self) -> Iterator[_Decoder]:
-        decoder = self._living() or _Decoder(self._memory_bytes)
+        decoder = self._living() or self._begun()
         decoder.seconds = self._seconds
         try:
             yield decoder
@@ -101,9 +108,18 @@ class DecoderPool:
                 return decoder
             decoder.end()
 
+    def _begun(self) -> _Decoder:
+        try:
+            return _Decoder(self._seconds, self._memory_bytes)
+        except OSError as error:  # as many processes or open files as there may be
+            raise Unavailable(f"no process can be begun to read a video: {error.strerror}") from error
+
     def _put_back(self, decoder: _Decoder) -> None:
         with self._lock:
-            self._idle.append(decoder)
+            if not self._closed:
+                self._idle.append(decoder)
+                return
+        decoder.end()
 
 
 class _Refused(Exception):
@@ -111,9 +127,12 @@ class _Refused(Exception):
 
 
 class _Decoder:
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, seconds: float, memory_bytes: int) -> None:
+        """Raises OSError."""
+        bounds = str(CPU_FOR_WAITING * seconds), str(memory_bytes)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "render_tier.multimodal.videos.decoder", str(memory_bytes)],
+            # Without what is in the working directory, whose modules may be anybody's.
+            [sys.executable, "-P", "-m", "render_tier.multimodal.videos.decoder", *bounds],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

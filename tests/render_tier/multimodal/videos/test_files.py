@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,6 +16,7 @@ from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.files import VideoFile
 from render_tier.multimodal.videos.opened import FramesMissing
 from render_tier.multimodal.videos.sampling import Rule, Sampling
+from render_tier.protocol.errors import Unavailable
 from tests.support.video_corpus import FILES
 
 GIB = 1 << 30
@@ -172,3 +175,44 @@ def test_reader_has_no_secret_of_this_process(decoders: DecoderPool, monkeypatch
     opened(decoders, "short.mp4")
     (reader,) = readers()
     assert "RENDER_TIER_API_KEY" not in reader.environ()
+
+
+def test_reader_has_as_much_cpu_for_each_video(decoders: DecoderPool) -> None:
+    """Whoever it reads for: one whose server was killed does not spin for ever."""
+    opened(decoders, "short.mp4")
+    (reader,) = readers()
+    used = sum(reader.cpu_times()[:2])
+    soft, _hard = reader.rlimit(psutil.RLIMIT_CPU)
+    assert 120 <= soft <= 120 + used + 2
+    reader.rlimit(psutil.RLIMIT_CPU, (soft - 60, _hard))
+    opened(decoders, "short.mp4")
+    assert reader.rlimit(psutil.RLIMIT_CPU)[0] >= soft
+
+
+def test_reader_takes_no_module_of_the_working_directory(
+    decoders: DecoderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cv2.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert opened(decoders, "short.mp4").size == (64, 48)
+
+
+def test_reader_in_use_ends_after_its_pool_is_closed(decoders: DecoderPool) -> None:
+    video = opened(decoders, "clip.mp4")
+    frames = video.frames(video.planned)
+    next(frames)
+    decoders.close()
+    assert len(list(frames)) == 7
+    assert readers() == []
+
+
+def test_no_process_for_a_reader_is_an_overload(decoders: DecoderPool) -> None:
+    """Where there may be no more open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(Unavailable, match="no process can be begun to read a video: Too many open files"):
+            opened(decoders, b"\0\0\0\x18ftypmp42")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert opened(decoders, "short.mp4").size == (64, 48)

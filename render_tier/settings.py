@@ -7,7 +7,7 @@ The same names are command-line flags (``--max-model-len``) and keys of a ``--co
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -94,9 +94,9 @@ class Settings(BaseModel):
     max_state_bytes: int = Field(default=MIB, ge=1024)
     """Longest state of a stream that a client may send."""
 
-    limit_mm_per_prompt: dict[str, int] = {}
+    limit_mm_per_prompt: dict[Literal["image", "video", "audio"], Annotated[int, Field(ge=0)]] = {}
     """Most images and videos of a prompt, as {"image": 8, "video": 1} (JSON); 999 when not given. 0 serves
-    the model without."""
+    the model without. Of "audio" none is taken, whatever is said."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
     media_io_kwargs: dict[str, dict[str, Any]] = {}

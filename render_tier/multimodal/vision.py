@@ -17,6 +17,7 @@ from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_optio
 from render_tier.multimodal.placeholders import Range, expand, moved
 from render_tier.multimodal.prepared import ImagePreparation, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
+from render_tier.multimodal.processors.request_settings import all_settings_of
 from render_tier.multimodal.processors.video_choice import video_processor
 from render_tier.multimodal.videos.opening import VideoOpener
 from render_tier.multimodal.videos.options import video_options
@@ -183,9 +184,14 @@ def open_vision(
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )
-        unknown = media_io_kwargs.keys() - {"image"}
-        if unknown:
-            raise ModelLoadError(f"--media-io-kwargs: {min(unknown)!r} is not known; image is")
+        known = all_settings_of(preparation.processor)
+        if unknown := processor_kwargs.keys() - known:
+            names = ", ".join(sorted(known))
+            raise ModelLoadError(
+                f"--mm-processor-kwargs: {min(unknown)!r} is not known here; {names} are for this model"
+            )
+        if unknown := media_io_kwargs.keys() - {"image"}:
+            raise ModelLoadError(f"--media-io-kwargs: {min(unknown)!r} is not taken here; image is")
         reading = media_io_kwargs.get("image")
         if form is None or video_opener is None:
             return Vision(preparation, processor_with, reading=reading)

@@ -74,6 +74,15 @@ def test_unknown_key_is_refused() -> None:
         Settings.model_validate({"model": "m", "nope": 1})
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [({"image": -1}, "image"), ({"imgae": 2}, "'image', 'video' or 'audio'"), ({"video": 1.5}, "video")],
+)
+def test_limits_of_media_that_are_none_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Settings(model="m", limit_mm_per_prompt=limits)
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings(model="m").port = 1  # type: ignore[misc]

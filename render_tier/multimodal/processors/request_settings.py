@@ -1,6 +1,8 @@
-"""The settings of a processor that a request may bring: those that decide how many pixels an image becomes.
+"""The settings of a processor: those that a request may bring, which decide how many pixels an image becomes,
+and those that an operator may say too.
 
-Others are what the model was trained with; changed, engines would take its items for others than they are.
+The latter are what the model was trained with; changed by a request, engines would take its items for others
+than they are.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Literal
 from render_tier.multimodal.item import ImageProcessor
 from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
+from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
 
@@ -27,8 +30,24 @@ _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
     GotOcr2Processor: {"crop_to_patches": "flag", "min_patches": "count", "max_patches": "count"},
     PixtralProcessor: {"size": "size"},
 }
+_STEPS = frozenset(
+    {
+        *("do_resize", "resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"),
+        *("size", "do_center_crop", "crop_size", "do_pad"),
+    }
+)
+"""What all of them have, or refuse by its value."""
+_OTHERS: Mapping[type, frozenset[str]] = {
+    LlavaNextProcessor: frozenset({"image_grid_pinpoints"}),
+    Qwen2VLProcessor: frozenset({"patch_size", "temporal_patch_size", "merge_size"}),
+}
 
 
 def settings_of(processor: ImageProcessor) -> Mapping[str, Kind]:
     """By name, what kind of value it takes."""
     return _SETTINGS.get(type(processor), {})
+
+
+def all_settings_of(processor: ImageProcessor) -> frozenset[str]:
+    """The names of those that an operator may say; of Qwen-VL's videos they are the same."""
+    return _STEPS | settings_of(processor).keys() | _OTHERS.get(type(processor), frozenset())

@@ -161,7 +161,7 @@ async def test_a_server_reads_images_as_its_settings_say(serve: Any) -> None:
     [
         ({"image": {"rgba_background_color": "red"}}, "rgba_background_color"),
         ({"image": {"mode": "RGB"}}, "media_io_kwargs.image.mode"),
-        ({"sound": {}}, "'sound' is not known"),
+        ({"sound": {}}, "'sound' is not taken"),
     ],
 )
 def test_a_server_does_not_start_with_settings_that_are_none(
@@ -170,6 +170,15 @@ def test_a_server_does_not_start_with_settings_that_are_none(
     served = services["qwen2_5_vl"].assets
     with pytest.raises(ModelLoadError, match=rf"--media-io-kwargs.*{message}"):
         Service(settings_for(served.directory, media_io_kwargs=kwargs), served)
+
+
+@pytest.mark.parametrize("name", ["nope", "fps", "crop_to_patches"])
+def test_a_server_does_not_start_with_settings_that_its_processor_does_not_have(
+    services: dict[str, Service], name: str
+) -> None:
+    served = services["qwen2_5_vl"].assets
+    with pytest.raises(ModelLoadError, match=f"--mm-processor-kwargs: '{name}' is not known.*max_pixels"):
+        Service(settings_for(served.directory, mm_processor_kwargs={name: 1}), served)
 
 
 async def test_an_image_is_kept_for_each_way_of_processing_it(serve: Any) -> None:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.protocol.errors import ApiError, BadRequest, PayloadTooLarge
 from render_tier.server.compression import Coding, ReplyCompression, decompress, encoding_of
+from render_tier.server.departures import ClientGone, while_connected
 from render_tier.server.endpoints import Endpoint, NeedsImages, NeedsSizes, Outcome, PoolName
 from render_tier.server.idle_loop import IdleLoop
 from render_tier.server.pools import Overloaded
@@ -43,10 +44,6 @@ class FromKept:
 
     reply: Reply
     images: list[PromptImage]
-
-
-class ClientGone(Exception):
-    """The client closed the connection while its body was read."""
 
 
 class HotRoutes:
@@ -113,13 +110,9 @@ class HotRoutes:
                 outcome = work()
             else:
                 outcome = await self._runtime.pools[endpoint.pool].run(work)
-            if isinstance(outcome, FromKept):
-                held = await self._images.hold(outcome.images, _copies(reply_coding))
-                return replace(outcome.reply, on_sent=held.release)
-            if isinstance(outcome, NeedsImages):
-                return await self._with_images(outcome, endpoint.pool, reply_coding, _scope(headers), known)
-            if isinstance(outcome, NeedsSizes):
-                return await self._with_sizes(outcome, endpoint.pool, reply_coding, _scope(headers))
+            if not isinstance(outcome, Reply):
+                async with while_connected(receive):
+                    return await self._with_media(outcome, endpoint.pool, reply_coding, headers, known)
             return outcome
         except ApiError as error:
             return error_reply(error, *(() if read_all else (CLOSE,)))
@@ -138,6 +131,22 @@ class HotRoutes:
     def _images(self) -> ImageIntake:
         assert self._runtime.images is not None  # as the renderer takes images
         return self._runtime.images
+
+    async def _with_media(
+        self,
+        outcome: NeedsImages | NeedsSizes | FromKept,
+        pool: PoolName,
+        coding: Coding | None,
+        headers: Mapping[bytes, bytes],
+        known: frozenset[str],
+    ) -> Reply:
+        """Raises ApiError."""
+        if isinstance(outcome, FromKept):
+            held = await self._images.hold(outcome.images, _copies(coding))
+            return replace(outcome.reply, on_sent=held.release)
+        if isinstance(outcome, NeedsSizes):
+            return await self._with_sizes(outcome, pool, coding, _scope(headers))
+        return await self._with_images(outcome, pool, coding, _scope(headers), known)
 
     async def _with_images(
         self,

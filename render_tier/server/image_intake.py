@@ -170,9 +170,9 @@ class ImageIntake:
             keys, loaded = await self._all_loaded(request, asked, names)
             kept = sum(isinstance(image, Prepared) for image in loaded)
             self._kept.inc(kept)
-            self._processed.inc(len(loaded) - kept)
             await request.take_for_items(self.items, copies * sum(map(_item_bytes, loaded)))
             prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
+            self._processed.inc(len(loaded) - kept)
             for named in zip(names, keys, asked.parts, strict=True):
                 self._claim(*named)
             request.images = list(map(PromptImage, prepared, names))

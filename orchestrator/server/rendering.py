@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from orchestrator.server.conversations import Conversation
 from render_tier.protocol.errors import ApiError
 
 if TYPE_CHECKING:
+    from orchestrator.core.item_store import Kept
     from orchestrator.server.exchange import Exchange
+    from orchestrator.server.tracing import Span
 
 Failure = tuple[Event, ApiError | None]
 """What the request's machine is told, and the error that the client gets of it."""
@@ -63,32 +66,35 @@ class Rendering:
 
     async def _on(self, member: Member, exchange: Exchange) -> Rendered:
         """Raises ``HopError``."""
-        budget = exchange.budget(exchange.services.settings.timeouts.render)
         span = exchange.span.hop("render", member=member.url)
-        headers = exchange.call_headers(span, budget)
         try:
             with member.busy():
-                return await self._rendered(member, exchange, headers, budget)
+                return await self._rendered(member, exchange, span)
         except HopError as error:
             span.end(error)
             raise
         finally:
             span.end()
 
-    async def _rendered(
-        self, member: Member, exchange: Exchange, headers: Mapping[str, str], budget: float
-    ) -> Rendered:
+    async def _rendered(self, member: Member, exchange: Exchange, span: Span) -> Rendered:
         """With the data of all images: of those that are kept here, render is not asked for it. Raises
         ``HopError``."""
-        items, render = exchange.services.items, exchange.services.render_client.render
-        asked = (member.url, exchange.endpoint, self._body, headers, budget)
+        items, now = exchange.services.items, asyncio.get_running_loop().time
+        over = now() + exchange.budget(exchange.services.settings.timeouts.render)
+
+        async def render(known: Mapping[str, Kept]) -> Rendered:
+            left = over - now()
+            headers = exchange.call_headers(span, left)
+            client = exchange.services.render_client
+            return await client.render(member.url, exchange.endpoint, self._body, headers, left, known)
+
         if not items.max_bytes:
-            return await render(*asked)
+            return await render({})
         known = items.latest() if b"image" in self._body else {}
-        rendered = await render(*asked, known)
+        rendered = await render(known)
         if known and any(prompt.lacks_data for prompt in rendered.prompts):
             # Another image's hash begins as one that is kept, or what is kept was made in another way.
-            rendered = await render(*asked)
+            rendered = await render({})
         for prompt in rendered.prompts:
             if prompt.form is not None and prompt.strings:
                 for name, data in data_of(prompt.fields["features"], prompt.strings).items():

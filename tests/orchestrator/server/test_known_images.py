@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.settings import Settings
 from tests.orchestrator.conftest import Launch, Stack, until
-from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Status, Tier
+from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Slow, Status, Tier
 
 ON: dict[str, Any] = {"policy": {"known_images": "named"}}
 IDS = [7, 3, 7, 7, 4]
@@ -263,8 +263,13 @@ async def test_images_made_in_another_way_are_others(launch: Launch, monkeypatch
         await ask(stack, "aa")
         stack.render.fingerprint = "other"
         monkeypatch.setattr(f"{__name__}.DATA", {"aa": LARGE["bb"]})
+        stack.render.faults[f"{CHAT}/render"].append(Slow(0.05))
         assert await ask(stack, "aa") == [features("aa")]
         assert stack.render.known_items == ["", "aa", ""]
+        first, second = (
+            float(each["x-request-timeout"]) for each in stack.render.headers[f"{CHAT}/render"][1:]
+        )
+        assert second <= first - 0.04, "they have one time together"
         assert await ask(stack, "aa") == [named("aa", without="aa")]
         await stack.settled()
 

@@ -22,7 +22,7 @@ MEDIA_TYPES = frozenset(
 )
 MAX_UUID_CHARS = 256
 DETAILS = ("auto", "low", "high", "original")
-"""OpenAI's. None of the families' processors has such a setting, so they all mean the same."""
+"""OpenAI's, of images. None of the families' processors has such a setting, so they all mean the same."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,22 @@ def _image_part(part: Mapping[str, Any], where: str, kinds: Collection[Kind]) ->
     param = f"{where}.{field}"
     held = part.get(field)
     url = held.get("url") if isinstance(held, dict) else held
-    detail = _detail(part, held, param) if kind == "image" else None
-    uuid = part.get("uuid")
-    if uuid is not None and len(str(uuid)) > MAX_UUID_CHARS:
-        raise BadRequest(f"{where}.uuid: longer than {MAX_UUID_CHARS} characters", param=f"{where}.uuid")
+    detail = _detail(part, held, param)
+    uuid = _uuid(part, f"{where}.uuid")
     if url is None and uuid is not None:
-        return ImagePart(param, None, str(uuid), kind, detail)
+        return ImagePart(param, None, uuid, kind, detail)
     if not isinstance(url, str) or not url:
         raise BadRequest(f"{param}: the {kind} needs a `url`, which is a string", param=param)
-    return ImagePart(param, url, None if uuid is None else str(uuid), kind, detail)
+    return ImagePart(param, url, uuid, kind, detail)
+
+
+def _uuid(part: Mapping[str, Any], param: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not isinstance(uuid, str):
+        raise BadRequest(f"{param}: a string is needed", param=param)
+    if uuid is not None and len(uuid) > MAX_UUID_CHARS:
+        raise BadRequest(f"{param}: longer than {MAX_UUID_CHARS} characters", param=param)
+    return uuid
 
 
 def _detail(part: Mapping[str, Any], held: object, param: str) -> str | None:
@@ -130,9 +137,9 @@ def _detail(part: Mapping[str, Any], held: object, param: str) -> str | None:
 
 
 def ignored_details(parts: Sequence[ImagePart]) -> list[str]:
-    """What to tell a client that asked for more or less detail of an image than others have."""
+    """What to tell a client that asked for more or less detail than others have."""
     return [
-        f"{part.param}.detail has no effect: the model has one way of showing images"
+        f"{part.param}.detail has no effect: the model has one way of showing {part.kind}s"
         for part in parts
         if part.detail not in (None, "auto")
     ]

@@ -45,7 +45,7 @@ def test_images_are_found_in_the_order_of_the_prompt() -> None:
         {"role": "system", "content": "Be brief."},
         user(text("a"), IMAGE, "b", {"image_url": "v"}),
         {"role": "assistant", "content": None},
-        user({"type": "input_image", "image_url": "w"}, {**IMAGE, "uuid": 7}, VIDEO, {"video_url": "x"}),
+        user({"type": "input_image", "image_url": "w"}, {**IMAGE, "uuid": "7"}, VIDEO, {"video_url": "x"}),
     ]
     assert image_parts(messages, BOTH) == [
         ImagePart("messages.1.content.1.image_url", "u"),
@@ -65,6 +65,8 @@ def test_images_are_found_in_the_order_of_the_prompt() -> None:
         ({"type": "image_url"}, "needs a `url`"),
         ({"image_url": ""}, "needs a `url`"),
         ({**IMAGE, "uuid": "x" * 257}, "longer than 256"),
+        *(({**IMAGE, "uuid": uuid}, "uuid: a string is needed") for uuid in (1, 0, True, [], {}, 1.5)),
+        ({"type": "video_url", "uuid": False}, "uuid: a string is needed"),
         ({"type": "image_pil", "image_pil": "x"}, "'image_pil' parts are not supported"),
         ({"audio_url": "x"}, "'audio_url' parts are not supported"),
         ({"type": "video_embeds", "video_embeds": "x"}, "'video_embeds' parts are not supported"),
@@ -87,12 +89,13 @@ def image(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])
 def test_details_are_known_and_change_nothing(detail: str | None) -> None:
-    messages = [user(image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail})]
+    film = {"type": "video_url", "video_url": {"url": "w", "detail": detail}}
+    messages = [user(image(detail=detail), {"type": "input_image", "image_url": "v", "detail": detail}, film)]
     parts = image_parts(messages, BOTH)
-    assert [part.detail for part in parts] == [detail, detail]
+    assert [part.detail for part in parts] == [detail] * 3
     told = ignored_details(parts)
-    assert len(told) == (0 if detail in ("auto", None) else 2)
-    assert all("image_url.detail has no effect" in each for each in told)
+    assert len(told) == (0 if detail in ("auto", None) else 3)
+    assert all("_url.detail has no effect" in each for each in told)
 
 
 @pytest.mark.parametrize("detail", ["medium", "", 1, ["low"], {"low": 1}])
@@ -101,10 +104,13 @@ def test_details_that_are_none(detail: Any) -> None:
         with pytest.raises(BadRequest, match="one of auto, low, high, original") as caught:
             image_parts([user(text("a"), part)], BOTH)
         assert caught.value.param == "messages.0.content.1.image_url.detail"
+    with pytest.raises(BadRequest, match="one of auto, low, high, original") as caught:
+        image_parts([user({"type": "video_url", "video_url": {"url": "w", "detail": detail}})], BOTH)
+    assert caught.value.param == "messages.0.content.0.video_url.detail"
 
 
 def test_an_image_may_be_meant_by_its_name_alone() -> None:
-    parts = ({"type": "image_url", "uuid": "x"}, {"type": "image_url", "image_url": None, "uuid": 7})
+    parts = ({"type": "image_url", "uuid": "x"}, {"type": "image_url", "image_url": None, "uuid": "7"})
     assert image_parts([user(*parts, {"image_url": {"url": None}, "uuid": "z"})], BOTH) == [
         ImagePart("messages.0.content.0.image_url", None, "x"),
         ImagePart("messages.0.content.1.image_url", None, "7"),

@@ -98,9 +98,12 @@ class HotRoutes:
             def work() -> Outcome | FromKept:
                 plain = body if coding is None else decompress(body, coding, self._settings.max_body_bytes)
                 outcome = handle(service, plain, request_id)
-                if isinstance(outcome, NeedsImages) and (kept := self._images.kept(outcome.images)):
-                    kept = [replace(image, known=known) for image in kept]
-                    return FromKept(self._packed(outcome.finish(kept), reply_coding), kept)
+                # A reply that is packed has a copy of what is kept: memory is taken for that first.
+                if isinstance(outcome, NeedsImages) and reply_coding is None:
+                    if kept := self._images.kept(outcome.images):
+                        kept = [replace(image, known=known) for image in kept]
+                        return FromKept(outcome.finish(kept), kept)
+                    return outcome
                 return self._packed(outcome, reply_coding) if isinstance(outcome, Reply) else outcome
 
             if endpoint.pool == "derender":
@@ -142,7 +145,7 @@ class HotRoutes:
     ) -> Reply:
         """Raises ApiError."""
         if isinstance(outcome, FromKept):
-            held = await self._images.hold(outcome.images, _copies(coding))
+            held = await self._images.hold(outcome.images)
             return replace(outcome.reply, on_sent=held.release)
         if isinstance(outcome, NeedsSizes):
             return await self._with_sizes(outcome, pool, coding, _scope(headers))

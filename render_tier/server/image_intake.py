@@ -61,6 +61,9 @@ class RequestImages:
 
     def __init__(self) -> None:
         self.images: list[PromptImage] = []
+        self.named: list[tuple[str, bytes, ImagePart]] = []
+        """What engines are told for the client's names, and the keys of the images that those are to stand
+        for."""
         self.fetching = asyncio.Semaphore(FETCHES)
         self._held: list[tuple[MemoryBudget, int]] = []
         self._files_left = 0
@@ -153,16 +156,16 @@ class ImageIntake:
             found.append(PromptImage(image))
         return found
 
-    async def hold(self, images: Sequence[PromptImage], copies: int) -> RequestImages:
+    async def hold(self, images: Sequence[PromptImage]) -> RequestImages:
         """Of `kept`, as `prepare`."""
         request = RequestImages()
         self._kept.inc(len(images))
-        await request.take_for_items(self.items, copies * sum(_item_bytes(each.image) for each in images))
+        await request.take_for_items(self.items, sum(_item_bytes(each.image) for each in images))
         request.images = list(images)
         return request
 
     async def prepare(self, asked: RequestedImages, scope: str | None, copies: int) -> RequestImages:
-        """To be released by the caller. ``scope``: whose names of images the request's are. ``copies``: how
+        """To be released by the caller, who says when they are given out (`claim_names`). ``scope``: whose names of images the request's are. ``copies``: how
         often the request has the items in memory. Raises ApiError that names the part at fault."""
         request = RequestImages()
         try:
@@ -173,13 +176,25 @@ class ImageIntake:
             await request.take_for_items(self.items, copies * sum(map(_item_bytes, loaded)))
             prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
             self._processed.inc(len(loaded) - kept)
-            for named in zip(names, keys, asked.parts, strict=True):
-                self._claim(*named)
+            placed = zip(names, keys, asked.parts, strict=True)
+            request.named = [(name, key, part) for name, key, part in placed if name is not None]
             request.images = list(map(PromptImage, prepared, names))
         except BaseException:
             request.release()
             raise
         return request
+
+    def claim_names(self, request: RequestImages) -> None:
+        """The client's names stand for the request's images from now on: all of them, if it is not refused.
+        Raises BadRequest where one stands for another image."""
+        at_fault = self._names.claim((name, key) for name, key, _ in request.named)
+        if at_fault is not None:
+            part = request.named[at_fault][2]
+            raise BadRequest(
+                f"{part.param}: another {part.kind} was sent under its uuid, which engines would go on "
+                "showing",
+                param=part.param,
+            )
 
     async def measure(self, asked: RequestedImages, scope: str | None) -> list[Replacement]:
         """What stands in the prompt for each image, by its file's header. Raises ApiError that names the part
@@ -207,6 +222,9 @@ class ImageIntake:
                     kind,
                 )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
+        # What a part means by its name alone may be in another part.
+        brought = {name: part for part, name in zip(parts, names, strict=True) if name and part.url}
+        meant = [brought.get(name, part) if part.url is None else part for part, name in ...]
         keyed = await self._each(parts, partial(self._fitting, request, asked), names)
         keys, loaded = zip(*keyed, strict=True)
         return keys, loaded
@@ -260,14 +278,6 @@ class ImageIntake:
                 param=part.param,
             )
         return key, image
-
-    def _claim(self, name: str | None, key: bytes, part: ImagePart) -> None:
-        if name is not None and not self._names.claim(name, key):
-            raise BadRequest(
-                f"{part.param}: another {part.kind} was sent under its uuid, which engines would go on "
-                "showing",
-                param=part.param,
-            )
 
     async def _prepared(self, asked: RequestedImages, part: ImagePart, loaded: Opened) -> Prepared:
         if isinstance(loaded, Prepared):

@@ -22,6 +22,7 @@ from render_tier.multimodal.prepared import ImagePreparation, ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
 from render_tier.server.app import RenderApp
+from render_tier.server.compression import ReplyCompression
 from render_tier.server.replies import Reply
 from render_tier.server.service import Service
 from tests.support import vision_models
@@ -698,7 +699,7 @@ async def test_a_reply_says_whether_images_are_named_by_their_contents(serve: An
 
 
 @pytest.mark.parametrize("coding", ["identity", "gzip"])
-async def test_images_that_are_kept(serve: Any, coding: str) -> None:
+async def test_images_that_are_kept(serve: Any, coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are sent from where they are kept, within the same memory as others."""
     server = await serve(image_item_memory_bytes=1 << 20, compression_min_bytes=1)
     body = chat(part(file(picture(140, 112), "JPEG")), part(SMALL), text("Which one?"), request_id="a")
@@ -713,11 +714,21 @@ async def test_images_that_are_kept(serve: Any, coding: str) -> None:
         await take(amount)
         takes.append(images.items.held)
 
+    packed: list[int] = []
+    compress = ReplyCompression.compressed
+
+    def compressed(*args: Any) -> Any:
+        packed.append(images.items.held)
+        return compress(*args)
+
     images.items.take = watched
+    monkeypatch.setattr(ReplyCompression, "compressed", compressed)
     again = await asyncio.gather(*(server.render(body) for _ in range(8)))
     assert [answer.json() for answer in again] == [first.json()] * 8
     assert all("content-encoding" not in answer.headers for answer in again) == (coding == "identity")
     assert len(takes) == 8
+    assert len(packed) == (0 if coding == "identity" else 8)
+    assert all(packed), "memory is held when a reply is packed"
     assert 0 < max(takes) <= images.items.total
     assert images.files.held == 0
 

@@ -1,7 +1,7 @@
 """The grids of images and videos against the places that those have in their prompt.
 
 Models of Qwen-VL's kind are told each one's grid of patches (frames, rows, columns), and compute positions
-from it; as many patches as a square has are one token. An engine that is told of more tokens than there are
+from it; the patches of a square are one token. An engine that is told of more tokens than there are
 places, or of fewer, gives every token behind them another position, or ends.
 """
 
@@ -18,6 +18,8 @@ from msgspec.msgpack import Ext
 RAW_TENSOR: Final = 3
 """Code of vLLM's msgpack extension for a tensor's bytes."""
 
+_NONE: Final = msgspec.Raw()
+
 
 class _Tensor(msgspec.Struct, array_like=True):
     type: str
@@ -29,23 +31,38 @@ class _Field(msgspec.Struct):
     data: _Tensor
 
 
-class _Metadata(msgspec.Struct):
-    image_grid_thw: _Field | None = None
-    video_grid_thw: _Field | None = None
+class _Fields(msgspec.Struct):
+    image_grid_thw: msgspec.Raw = _NONE
+    video_grid_thw: msgspec.Raw = _NONE
+
+    def of(self, modality: str) -> msgspec.Raw | None:
+        by_modality = {"image": self.image_grid_thw, "video": self.video_grid_thw}
+        told = by_modality.get(modality, _NONE)
+        return None if told == _NONE else told
 
 
-def grid_fault(modality: str, metadata: Sequence[msgspec.Raw], lengths: Sequence[int]) -> str | None:
-    """What is wrong with the grids in the ``mm_metadata`` of images, or videos, whose places are so many
-    tokens long. Metadata that tells of no grid is not looked at."""
-    sides, article = set(), "an" if modality == "image" else "a"
-    for each, length in zip(metadata, lengths, strict=True):
-        grid = _grid(each)
-        if grid is None:
+def grid_fault(modality: str, items: Sequence[bytes | None], tokens: Sequence[int]) -> str | None:
+    """What is wrong with the grids in the fields (msgpack) of images, or videos, whose places have so many
+    tokens for them. Fields that tell of no grid are not looked at."""
+    sides, article = set(), "an" if modality in ("image", "audio") else "a"
+    for packed, length in zip(items, tokens, strict=True):
+        fields = _fields(packed)
+        own = fields.of(modality)
+        if own is None and (
+            other := next((each for each in _MODALITIES if fields.of(each) is not None), None)
+        ):
+            return f"{article} {modality} has the grid of {_MODALITIES[other]}"
+        if own is None or (grid := _grid(own)) is None:
             continue
+        frames, rows, columns = grid
         patches = prod(grid) if min(grid) > 0 else 0
         side = isqrt(patches // length)
         if not side or side * side * length != patches:
             return f"{article} {modality} of {patches} patches has a place of {length} tokens"
+        if rows % side or columns % side:
+            return f"{article} {modality} of {rows} by {columns} patches has no tokens of {side} by {side}"
+        if modality == "image" and frames != 1:
+            return f"an image has {frames} frames"
         sides.add(side)
     if len(sides) > 1:
         return (
@@ -54,18 +71,34 @@ def grid_fault(modality: str, metadata: Sequence[msgspec.Raw], lengths: Sequence
     return None
 
 
-def _grid(metadata: msgspec.Raw) -> tuple[int, ...] | None:
+def has_unreadable_grid(packed: bytes) -> bool:
+    """Whether fields have a grid that ``grid_fault`` cannot compare, as it is no tensor of three int64."""
+    fields = _fields(packed)
+    return any(own is not None and _grid(own) is None for own in map(fields.of, _MODALITIES))
+
+
+def _fields(packed: bytes | None) -> _Fields:
     try:
-        packed = msgspec.json.decode(metadata, type=bytes | None)
-        told = _Metadata() if packed is None else _decoder.decode(packed)
+        return _Fields() if packed is None else _decoder.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Fields()
+
+
+def _grid(told: msgspec.Raw) -> tuple[int, int, int] | None:
+    try:
+        field = _field_decoder.decode(told)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    field = told.image_grid_thw or told.video_grid_thw
-    if field is None or field.data.type != "int64" or field.data.data.code != RAW_TENSOR:
+    if field.data.type != "int64" or field.data.data.code != RAW_TENSOR:
         return None
     raw = bytes(field.data.data.data)
-    return _GRID.unpack(raw) if len(raw) == _GRID.size else None
+    if len(raw) != _GRID.size:
+        return None
+    frames, rows, columns = _GRID.unpack(raw)
+    return frames, rows, columns
 
 
+_MODALITIES: Final = {"image": "an image", "video": "a video"}
 _GRID: Final = Struct("<3q")
-_decoder: Final = msgspec.msgpack.Decoder(_Metadata)
+_decoder: Final = msgspec.msgpack.Decoder(_Fields)
+_field_decoder: Final = msgspec.msgpack.Decoder(_Field)

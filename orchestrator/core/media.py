@@ -36,6 +36,12 @@ class Item:
 class _Place(msgspec.Struct):
     offset: Annotated[int, msgspec.Meta(ge=0)]
     length: Annotated[int, msgspec.Meta(gt=0)]
+    is_embed: list[bool] | None = None
+    """Which of its tokens an embedding takes the place of; without it all."""
+
+    @property
+    def embeddings(self) -> int:
+        return self.length if self.is_embed is None else sum(self.is_embed)
 
 
 class Features(msgspec.Struct):
@@ -63,11 +69,21 @@ def read_media(
     for modality, names in hashes.items():
         if any(len(part[modality]) != len(names) for part in told):
             raise FeaturesError(f"features must have the same number of {modality} items in all their parts")
-        if features.mm_metadata is not None:
-            lengths = [place.length for place in places[modality]]
-            if fault := grid_fault(modality, features.mm_metadata[modality], lengths):
+        for place in places[modality]:
+            if place.is_embed is not None and not (
+                len(place.is_embed) == place.length and any(place.is_embed)
+            ):
+                raise FeaturesError(
+                    "is_embed in mm_placeholders must say true or false of each token, not only false"
+                )
+        data, metadata = features.kwargs_data, features.mm_metadata
+        for name, part in (("kwargs_data", data), ("mm_metadata", metadata)):
+            if part is not None and any(bytes(memoryview(each)[:1]) not in b'"n' for each in part[modality]):
+                raise FeaturesError(f"{name} of features must have a string or null for each item")
+        if metadata is not None:
+            packed = [_packed(each) for each in metadata[modality]]
+            if fault := grid_fault(modality, packed, [place.embeddings for place in places[modality]]):
                 raise FeaturesError(f"mm_placeholders and mm_metadata of features do not agree: {fault}")
-        data = features.kwargs_data
         sizes = [0] * len(names) if data is None else [size_of(each, strings) for each in data[modality]]
         items += [
             Item(name, place.offset, place.length, size)
@@ -82,6 +98,14 @@ def read_media(
     if end > prompt_tokens:
         raise FeaturesError(f"mm_placeholders end at {end}, the prompt has {prompt_tokens} tokens")
     return tuple(items)
+
+
+def _packed(metadata: msgspec.Raw) -> bytes | None:
+    """What is no base64 is an item's that tells nothing."""
+    try:
+        return msgspec.json.decode(metadata, type=bytes | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def lacks_data(features: Features | None) -> bool:

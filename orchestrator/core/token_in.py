@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from orchestrator.core.client_features import check_client_features
 from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.media import Features, FeaturesError, lacks_data, read_media
 from render_tier.protocol.errors import BadRequest
@@ -108,6 +109,8 @@ def read_token_request(body: bytes) -> TokenRequest:
         )
     try:
         media = read_media(head.features, len(head.token_ids))
+        if head.features is not None:
+            check_client_features(head.features)
     except FeaturesError as error:
         raise BadRequest(str(error), param="features") from error
     _check_sampling(head.sampling_params, sampling)

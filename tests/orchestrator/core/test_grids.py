@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from math import prod
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from orchestrator.core.token_in import read_token_request
 from render_tier.multimodal.encoding import encode_item
 from render_tier.multimodal.families import Family, Field, Replacement, VideoForm
 from render_tier.protocol.errors import BadRequest
+from tests.support.mm_items import of_pixels
 
 Grid = tuple[int, int, int]
 
@@ -56,7 +56,7 @@ def request(images: list[tuple[str | None, int]], modality: str = "image") -> by
     features: dict[str, Any] = {
         "mm_hashes": {modality: [str(number) for number in range(len(images))]},
         "mm_placeholders": {modality: places},
-        "kwargs_data": {modality: ["ZGF0YQ=="] * len(images)},
+        "kwargs_data": {modality: [of_pixels("x")] * len(images)},
         "mm_metadata": {modality: [metadata for metadata, _ in images]},
     }
     return msgspec.json.encode({"token_ids": token_ids, "sampling_params": {}, "features": features})
@@ -65,11 +65,16 @@ def request(images: list[tuple[str | None, int]], modality: str = "image") -> by
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)), max_size=4),
     st.integers(1, 3),
+    st.sampled_from(["image", "video"]),
 )
-def test_grids_that_fit(grids: list[Grid], merge: int) -> None:
-    images = [(told((t, merge * rows, merge * columns)), t * rows * columns) for t, rows, columns in grids]
-    assert len(read_render_reply(request(images)).media) == len(grids)
-    assert len(read_token_request(request(images)).prompt.media) == len(grids)
+def test_grids_that_fit(grids: list[Grid], merge: int, modality: str) -> None:
+    if modality == "image":
+        grids = [(1, rows, columns) for _, rows, columns in grids]
+    items = [
+        (told((t, merge * rows, merge * columns), modality), t * rows * columns) for t, rows, columns in grids
+    ]
+    assert len(read_render_reply(request(items, modality)).media) == len(grids)
+    assert len(read_token_request(request(items, modality)).prompt.media) == len(grids)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +86,12 @@ def test_grids_that_fit(grids: list[Grid], merge: int) -> None:
         ([((1, 4, 4), 17)], "an image of 16 patches has a place of 17 tokens"),
         ([((0, 4, 4), 4)], "an image of 0 patches"),
         ([((-1, -4, 4), 4)], "an image of 0 patches"),
+        ([((1, 14, 22), 77), ((1, 1, 308), 77)], "an image of 1 by 308 patches has no tokens of 2 by 2"),
+        ([((308, 1, 1), 77)], "an image of 1 by 1 patches has no tokens of 2 by 2"),
+        ([((1, 7, 44), 77)], "an image of 7 by 44 patches"),
+        ([((1, 44, 7), 77)], "an image of 44 by 7 patches"),
+        ([((2, 7, 22), 77)], "an image of 7 by 22 patches"),
+        ([((77, 2, 2), 77)], "an image has 77 frames"),
         ([((1, 4, 4), 4), ((1, 4, 4), 16)], "images have tokens of 1 and 4 patches"),
     ],
 )
@@ -106,12 +117,7 @@ def test_grids_that_do_not_fit_reach_no_engine(images: list[tuple[Grid, int]], m
     ],
 )
 def test_metadata_without_a_grid_says_nothing(metadata: str | None) -> None:
-    assert len(read_token_request(request([(metadata, 3)])).prompt.media) == 1
-
-
-def test_patches_are_those_of_all_frames() -> None:
-    grid = (2, 4, 6)
-    assert read_render_reply(request([(told(grid), prod(grid) // 4)])).media[0].length == 12
+    assert len(read_render_reply(request([(metadata, 3)])).media) == 1
 
 
 def test_grids_of_videos() -> None:
@@ -119,3 +125,26 @@ def test_grids_of_videos() -> None:
     assert read_render_reply(request([(metadata, 12)], "video")).media[0].length == 12
     with pytest.raises(RenderReplyError, match="a video of 48 patches has a place of 13 tokens"):
         read_render_reply(request([(metadata, 13)], "video"))
+    with pytest.raises(RenderReplyError, match="a video of 3 by 16 patches has no tokens of 2 by 2"):
+        read_render_reply(request([(told((1, 3, 16), "video"), 12)], "video"))
+
+
+@pytest.mark.parametrize("read", [read_render_reply, read_token_request])
+@pytest.mark.parametrize(
+    ("modality", "message"),
+    [("image", "an image has the grid of a video"), ("video", "a video has the grid of an image")],
+)
+def test_a_grid_of_the_other_modality(modality: str, message: str, read: Any) -> None:
+    other = {"image": "video", "video": "image"}[modality]
+    with pytest.raises((RenderReplyError, BadRequest), match=message):
+        read(request([(told((1, 4, 4), other), 4)], modality))
+
+
+def test_tokens_without_embeddings_are_none_of_the_grid() -> None:
+    encoded = msgspec.json.decode(request([(told((1, 4, 4)), 6)]))
+    [place] = encoded["features"]["mm_placeholders"]["image"]
+    place["is_embed"] = [True, True, False, True, True, False]
+    assert read_render_reply(msgspec.json.encode(encoded)).media[0].length == 6
+    place["is_embed"] = [True] * 6
+    with pytest.raises(RenderReplyError, match="an image of 16 patches has a place of 6 tokens"):
+        read_render_reply(msgspec.json.encode(encoded))

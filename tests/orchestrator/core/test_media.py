@@ -16,6 +16,7 @@ from orchestrator.core.prefix import block_hashes
 from orchestrator.core.token_in import read_token_request
 from orchestrator.core.turns import Turn, Turns
 from render_tier.protocol.errors import BadRequest
+from tests.support.mm_items import of_pixels
 
 PAD = 9
 """The ID of all placeholders."""
@@ -33,7 +34,7 @@ def body(images: list[tuple[str, int, int]], **fields: Any) -> dict[str, Any]:
     features = {
         "mm_hashes": {"image": names},
         "mm_placeholders": {"image": places},
-        "kwargs_data": {"image": [f"data of {name}" for name in names]},
+        "kwargs_data": {"image": [of_pixels(name) for name in names]},
         "mm_metadata": None,
     }
     return {"token_ids": token_ids, "sampling_params": {}, "features": features} | fields
@@ -100,6 +101,19 @@ WRONG: dict[str, Any] = {
         "kwargs_data": {"image": ["x", "y"]},
     },
     "nothing": {"mm_placeholders": {"image": [{"offset": 3, "length": 0}]}},
+    "a mask of another length": {
+        "mm_placeholders": {"image": [{"offset": 3, "length": 2, "is_embed": [True]}]}
+    },
+    "a mask of numbers": {"mm_placeholders": {"image": [{"offset": 3, "length": 2, "is_embed": [1, 0]}]}},
+    "no mask": {"mm_placeholders": {"image": [{"offset": 3, "length": 2, "is_embed": "x"}]}},
+    "a mask that leaves nothing": {
+        "mm_placeholders": {"image": [{"offset": 3, "length": 2, "is_embed": [False, False]}]}
+    },
+    "data that are a number": {"kwargs_data": {"image": [1]}},
+    "metadata that are a number": {"mm_metadata": {"image": [1]}},
+    "metadata that are true": {"mm_metadata": {"image": [True]}},
+    "metadata that are a list": {"mm_metadata": {"image": [[]]}},
+    "metadata that are an object": {"mm_metadata": {"image": [{}]}},
     "before the prompt": {"mm_placeholders": {"image": [{"offset": -1, "length": 1}]}},
 }
 
@@ -117,7 +131,7 @@ def test_features_that_do_not_fit_reach_no_engine(fields: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     ("data", "lacks"),
-    [({"image": ["x"]}, False), ({"image": [None]}, True), (None, True)],
+    [({"image": [of_pixels("x")]}, False), ({"image": [None]}, True), (None, True)],
 )
 def test_items_that_are_only_named_are_noticed(data: Any, lacks: bool) -> None:
     request = body([("a", 2, 0)])

@@ -27,15 +27,19 @@ from tests.orchestrator.faults import (
     Tier,
     serving,
 )
+from tests.support.mm_items import of_pixels
 from tests.support.otlp import receiving
 
+PIXELS, MORE, KEPT, KEPT_OF_MORE = (
+    of_pixels(values) for values in ("pixels", "more", "kept", "kept of more")
+)
 FEATURES: dict[str, Any] = {
     "mm_hashes": {"image": ["aa", "bb", "aa"]},
     "mm_placeholders": {
         "image": [{"offset": 0, "length": 1}, {"offset": 2, "length": 2}, {"offset": 4, "length": 1}]
     },
-    "kwargs_data": {"image": ["cGl4ZWxz", "bW9yZQ==", "cGl4ZWxz"]},
-    "mm_metadata": {"image": ["Z3JpZA==", "Z3JpZDI=", "Z3JpZA=="]},
+    "kwargs_data": {"image": [PIXELS, MORE, PIXELS]},
+    "mm_metadata": {"image": [KEPT, KEPT_OF_MORE, KEPT]},
 }
 IDS = [7, 3, 9, 9, 7]
 """What the words of `ask` render to."""
@@ -77,8 +81,8 @@ async def test_images_are_encoded_once_each_before_the_prompt_is_computed(
                 "mm_metadata": {"image": [metadata]},
             }
             for name, length, data, metadata in (
-                ("aa", 1, "cGl4ZWxz", "Z3JpZA=="),
-                ("bb", 2, "bW9yZQ==", "Z3JpZDI="),
+                ("aa", 1, PIXELS, KEPT),
+                ("bb", 2, MORE, KEPT_OF_MORE),
             )
         ]
         assert [leg["token_ids"] for leg in asked] == [[7], [9, 9]]
@@ -168,7 +172,7 @@ async def test_an_image_that_no_encoder_takes_is_left_to_the_engine(
         assert (await ask(stack)).status_code == 200
         assert counted(stack) == {"encoded": 1, counts_as: 1}
         [leg] = legs(stack.prefill)
-        assert leg["features"]["kwargs_data"] == {"image": [None, "bW9yZQ==", None]}
+        assert leg["features"]["kwargs_data"] == {"image": [None, MORE, None]}
         assert leg["ec_transfer_params"].keys() == {"aa"}
         await stack.settled()
 
@@ -249,7 +253,7 @@ async def test_no_more_images_are_with_encoders_than_may_be(launch: Launch) -> N
     features = {
         "mm_hashes": {"image": names},
         "mm_placeholders": {"image": [{"offset": n, "length": 1} for n in range(5)]},
-        "kwargs_data": {"image": ["cGl4ZWxz"] * 5},
+        "kwargs_data": {"image": [PIXELS] * 5},
     }
     async with launch(encode=1, settings={"admission": {"encode_per_request": 2}}) as stack:
         stack.render.features = features

@@ -11,12 +11,14 @@ import pytest
 
 from tests.orchestrator.conftest import Launch, Stack
 from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Status
+from tests.support.mm_items import grid, item, of_pixels
 
+PIXELS, MORE, KEPT = of_pixels("pixels"), of_pixels("more"), of_pixels("kept")
 FEATURES: dict[str, Any] = {
     "mm_hashes": {"image": ["aa", "bb"]},
     "mm_placeholders": {"image": [{"offset": 0, "length": 1}, {"offset": 2, "length": 2}]},
-    "kwargs_data": {"image": ["cGl4ZWxz", "bW9yZQ=="]},
-    "mm_metadata": {"image": ["Z3JpZA==", None]},
+    "kwargs_data": {"image": [PIXELS, MORE]},
+    "mm_metadata": {"image": [KEPT, None]},
 }
 IDS = [7, 3, 7, 7, 4]
 """What the words of `ask` render to."""
@@ -56,7 +58,7 @@ async def test_a_leg_that_is_tried_again_has_the_images_again(launch: Launch) ->
         await stack.settled()
 
 
-@pytest.mark.parametrize("data", [None, {"image": ["cGl4ZWxz", None]}], ids=["none", "of one"])
+@pytest.mark.parametrize("data", [None, {"image": [PIXELS, None]}], ids=["none", "of one"])
 async def test_images_without_their_data_reach_no_engine(launch: Launch, data: Any) -> None:
     """vLLM takes what is only named from its cache, and answers a miss like a fault of its own."""
     async with launch(settings={"policy": {"client_features": True}}) as stack:
@@ -91,6 +93,31 @@ async def test_strange_features_of_clients_are_no_fault_of_ours(
         await stack.settled()
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("kwargs_data", "@@@@"),
+        ("mm_metadata", 1),
+        ("mm_metadata", item(image_grid_thw=grid(1, 1, 8))),
+        ("mm_placeholders", {"offset": 2, "length": 2, "is_embed": [True]}),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"sampling_params": {"max_tokens": 3, "n": 2}}])
+async def test_features_of_clients_that_no_engine_can_read_reach_none(
+    launch: Launch, part: str, value: Any, options: dict[str, Any]
+) -> None:
+    async with launch(settings={"policy": {"client_features": True}}) as stack:
+        features = FEATURES | {part: {"image": [FEATURES[part]["image"][0], value]}}
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": features}
+        answer = await stack.http.post(GENERATE, json=asked | options)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, 400, "features")
+        assert error["type"] == "BadRequestError"
+        assert part in error["message"]
+        assert shown(stack) == []
+        await stack.settled()
+
+
 async def test_features_that_do_not_fit_the_prompt_are_renders_fault(launch: Launch) -> None:
     async with launch() as stack:
         stack.render.features = FEATURES | {"mm_placeholders": {"image": [{"offset": 4, "length": 2}]}}
@@ -117,7 +144,7 @@ async def test_features_of_clients_are_taken_where_the_settings_say_so(launch: L
 async def test_an_image_of_many_bytes_passes(launch: Launch) -> None:
     """A picture of 3840 by 2160 is about 20 MB on its way to an engine."""
     async with launch() as stack:
-        large = FEATURES | {"kwargs_data": {"image": ["A" * (20 << 20), "cGl4ZWxz"]}}
+        large = FEATURES | {"kwargs_data": {"image": ["A" * (20 << 20), PIXELS]}}
         stack.render.features = large
         assert (await ask(stack)).status_code == 200
         assert json.dumps(shown(stack)) == json.dumps([large, large])
@@ -140,7 +167,7 @@ async def test_images_under_way_are_bounded(launch: Launch) -> None:
         stack.decode[0].hold.set()
         assert (await first).status_code == 200
         assert (await ask(stack)).status_code == 200
-        stack.render.features = FEATURES | {"kwargs_data": {"image": ["A" * size, "cGl4ZWxz"]}}
+        stack.render.features = FEATURES | {"kwargs_data": {"image": ["A" * size, PIXELS]}}
         assert (await ask(stack)).status_code == 413
         await stack.settled()
 
@@ -150,7 +177,7 @@ async def test_an_image_that_is_too_large_when_rendered_is_the_clients_matter(la
     settings = {"limits": {"reply_bytes": 4096}, "health": {"breaker_threshold": 1}}
     async with launch(render=2, settings=settings) as stack:
         for render in stack.renders:
-            render.features = FEATURES | {"kwargs_data": {"image": ["A" * 4096, "cGl4ZWxz"]}}
+            render.features = FEATURES | {"kwargs_data": {"image": ["A" * 4096, PIXELS]}}
         response = await ask(stack)
         assert response.status_code == 413
         assert "4096 bytes when it is rendered" in response.json()["error"]["message"]

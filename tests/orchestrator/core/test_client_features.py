@@ -1,0 +1,206 @@
+"""Features of clients: what no engine can read is refused, whatever it is."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.token_in import read_token_request
+from render_tier.protocol.errors import ApiError, BadRequest
+from tests.support.mm_items import grid, item, of_pixels, tensor
+
+FEATURES: dict[str, Any] = {
+    "mm_hashes": {"image": ["a"]},
+    "mm_placeholders": {"image": [{"offset": 1, "length": 4}]},
+    "kwargs_data": {"image": [of_pixels("x")]},
+    "mm_metadata": {"image": [item(image_grid_thw=grid(1, 4, 4))]},
+}
+IDS = [1] * 8
+
+
+def read(features: Any) -> int:
+    """How many items are taken."""
+    asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": features}
+    return len(read_token_request(msgspec.json.encode(asked)).prompt.media)
+
+
+def of(modality: str, features: dict[str, Any]) -> dict[str, Any]:
+    return {name: {modality: part["image"]} for name, part in features.items()}
+
+
+def test_what_engines_can_read_is_taken() -> None:
+    assert read(FEATURES) == 1
+    assert read(FEATURES | {"kwargs_data": None, "mm_metadata": {"image": [None]}}) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "@@@@", "A", "é", "AAAA", "====", 1, True, [], {},
+        b64encode(msgspec.msgpack.encode({})).decode(),
+        b64encode(msgspec.msgpack.encode([1])).decode(),
+        b64encode(msgspec.msgpack.encode({"image_grid_thw": 1})).decode(),
+        b64encode(msgspec.msgpack.encode({1: {"data": 1, "field": ["shared", {}]}})).decode(),
+        of_pixels("x")[:-4],
+        of_pixels("x") + of_pixels("x"),
+        item(image_grid_thw=grid(1, 1, 16)),
+        item(image_grid_thw=tensor("int32", [3], bytes(12))),
+        item(image_grid_thw={"data": [1, 4, 4], "field": ["batched", {}]}),
+        item(video_grid_thw=grid(1, 4, 4)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("part", ["kwargs_data", "mm_metadata"])
+def test_what_they_cannot_is_refused(part: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=part) as refused:
+        read(FEATURES | {part: {"image": [value]}})
+    assert refused.value.param == "features"
+
+
+def test_slashes_may_be_escaped() -> None:
+    packed = item(pixel_values=tensor("uint8", [9], b"\xff" * 9))
+    asked = {"token_ids": IDS, "sampling_params": {}, "features": FEATURES}
+    asked["features"] = FEATURES | {"kwargs_data": {"image": [packed]}}
+    body = msgspec.json.encode(asked)
+    assert b"/" in body
+    assert len(read_token_request(body.replace(b"/", b"\\/")).prompt.media) == 1
+
+
+def test_modalities_are_vllms() -> None:
+    pixels = FEATURES | {"mm_metadata": {"image": [None]}}
+    assert [read(of(modality, pixels)) for modality in ("image", "video", "audio", "vision_chunk")] == [1] * 4
+    for modality in ("x", "", "Image"):
+        for features in (
+            of(modality, pixels),
+            {"mm_hashes": {modality: []}, "mm_placeholders": {modality: []}},
+        ):
+            with pytest.raises(BadRequest, match="image, video, audio"):
+                read(features)
+    with pytest.raises(BadRequest, match="a video has the grid of an image"):
+        read(of("video", FEATURES))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+GRIDS = st.builds(grid, *[st.integers(-1, 4)] * 3)
+ITEMS = st.one_of(
+    st.just(of_pixels("x")),
+    st.builds(lambda told: item(image_grid_thw=told), GRIDS),
+    st.builds(lambda told: item(video_grid_thw=told), GRIDS),
+    st.binary(max_size=9).map(lambda packed: b64encode(packed).decode()),
+    JSON,
+)
+PLACES = st.one_of(
+    st.fixed_dictionaries(
+        {"offset": st.integers(-1, 8), "length": st.integers(0, 5)},
+        optional={"is_embed": st.lists(st.booleans(), max_size=4) | JSON},
+    ),
+    JSON,
+)
+MODALITY = st.sampled_from(["image", "image", "image", "video", "x"])
+
+
+def by_modality(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.dictionaries(MODALITY, st.lists(values, min_size=1, max_size=2), min_size=1, max_size=2) | JSON
+
+
+NEARLY_PLACES = st.fixed_dictionaries(
+    {"offset": st.integers(0, 4), "length": st.sampled_from([1, 2, 4])},
+    optional={"is_embed": st.lists(st.booleans(), min_size=1, max_size=4)},
+)
+NEARLY_ITEMS = st.one_of(
+    st.none(),
+    st.just(of_pixels("x")),
+    st.builds(
+        lambda modality, *patches: item(**{f"{modality}_grid_thw": grid(*patches)}),
+        st.sampled_from(["image", "image", "video"]),
+        *(st.integers(1, 2), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4])),
+    ),
+    ITEMS,
+)
+
+
+def parts(count: int, modality: str) -> st.SearchStrategy[Any]:
+    """Of so many items: what is close to features that fit."""
+
+    def of_all(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.fixed_dictionaries({modality: st.lists(values, min_size=count, max_size=count)})
+
+    return st.fixed_dictionaries(
+        {"mm_hashes": of_all(st.sampled_from("ab")), "mm_placeholders": of_all(NEARLY_PLACES)},
+        optional={"kwargs_data": of_all(NEARLY_ITEMS), "mm_metadata": of_all(NEARLY_ITEMS)},
+    )
+
+
+NEARLY = st.tuples(st.integers(1, 2), MODALITY).flatmap(lambda drawn: parts(*drawn))
+ANY = st.one_of(
+    JSON,
+    st.fixed_dictionaries(
+        {"mm_hashes": by_modality(st.text(max_size=2)), "mm_placeholders": by_modality(PLACES)},
+        optional={"kwargs_data": by_modality(ITEMS), "mm_metadata": by_modality(ITEMS)},
+    ),
+    NEARLY,
+)
+
+
+@given(ANY | NEARLY)
+def test_any_features_are_refused_or_keep_the_laws(features: Any) -> None:
+    refused: ApiError | None = None
+    try:
+        read(features)
+    except ApiError as error:
+        refused = error
+    if refused is not None:
+        assert refused.status == 400
+        assert str(refused.param).startswith(("features", "body.features"))
+    elif features is not None:
+        keeps_the_laws(features)
+
+
+def keeps_the_laws(features: dict[str, Any]) -> None:
+    hashes, places = features["mm_hashes"], features["mm_placeholders"]
+    taken = {name: features.get(name) for name in ("kwargs_data", "mm_metadata")}
+    assert set(hashes) <= {"image", "video", "audio", "vision_chunk"}
+    for told in (places, *filter(None, taken.values())):
+        assert {modality: len(each) for modality, each in told.items()} == {
+            modality: len(each) for modality, each in hashes.items()
+        }
+    covered = [
+        position
+        for each in places.values()
+        for place in each
+        for position in range(place["offset"], place["offset"] + place["length"])
+    ]
+    assert len(set(covered)) == len(covered)
+    assert set(covered) <= set(range(len(IDS)))
+    for modality, each in places.items():
+        for index, place in enumerate(each):
+            mask = place.get("is_embed")
+            tokens = place["length"] if mask is None else sum(mask)
+            assert tokens
+            assert mask is None or (set(map(type, mask)) == {bool} and len(mask) == place["length"])
+            for told in filter(None, taken.values()):
+                if told[modality][index] is not None:
+                    check(msgspec.msgpack.decode(b64decode(told[modality][index])), modality, tokens)
+
+
+def check(fields: dict[str, Any], modality: str, tokens: int) -> None:
+    """An item with a grid is of its modality, and squares of its patches are the tokens of its place."""
+    assert fields
+    grids = [name for name in ("image_grid_thw", "video_grid_thw") if name in fields]
+    assert grids in ([], [f"{modality}_grid_thw"])
+    for name in grids:
+        raw = fields[name]["data"][2].data
+        frames, rows, columns = (int.from_bytes(raw[at : at + 8], "little", signed=True) for at in (0, 8, 16))
+        assert modality == "video" or frames == 1
+        assert any(
+            frames * (rows // side) * (columns // side) == tokens and rows % side == columns % side == 0
+            for side in range(1, 5)
+        )

@@ -96,7 +96,7 @@ class Clients:
     @property
     def processed(self) -> float:
         counted = self.tier.app.runtime.metrics.images.labels("processed")
-        return float(next(sample.value for sample in counted.collect()[0].samples))
+        return float(next(iter(counted.collect())).samples[0].value)
 
     @property
     def memory(self) -> int:

@@ -7,6 +7,7 @@ another, whose tokens may be more or fewer. So a name stands for one image as lo
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class ImageNames:
@@ -27,11 +28,17 @@ class ImageNames:
             self._keys.move_to_end(name)
         return key
 
-    def claim(self, name: str, key: bytes) -> bool:
-        """Whether the name stands for the image with that key from now on: not where it does for another."""
-        if self.get(name) not in (None, key):
-            return False
-        self._keys[name] = key
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-        return True
+    def claim(self, wanted: Iterable[tuple[str, bytes]]) -> int | None:
+        """From now on each name stands for the image with the key beside it; or, where one stands for another
+        already, none does, and the place of that one is returned."""
+        claimed: dict[str, bytes] = {}
+        for place, (name, key) in enumerate(wanted):
+            if claimed.get(name, self._keys.get(name)) not in (None, key):
+                return place
+            claimed[name] = key
+        for name, key in claimed.items():
+            self._keys[name] = key
+            self._keys.move_to_end(name)
+            if len(self._keys) > self._most:
+                self._keys.popitem(last=False)
+        return None

@@ -167,6 +167,7 @@ class HotRoutes:
                     request.finish([replace(image, known=known) for image in held.images]), coding
                 )
             )
+            self._images.claim_names(held)
         except BaseException:
             held.release()
             raise

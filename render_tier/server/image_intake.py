@@ -165,8 +165,9 @@ class ImageIntake:
         return request
 
     async def prepare(self, asked: RequestedImages, scope: str | None, copies: int) -> RequestImages:
-        """To be released by the caller, who says when they are given out (`claim_names`). ``scope``: whose names of images the request's are. ``copies``: how
-        often the request has the items in memory. Raises ApiError that names the part at fault."""
+        """To be released by the caller, who claims its names when it is answered. ``scope``: whose names of
+        images the request's are. ``copies``: how often the request has the items in memory. Raises ApiError
+        that names the part at fault."""
         request = RequestImages()
         try:
             names = [_name(part, asked, scope) for part in asked.parts]
@@ -222,11 +223,16 @@ class ImageIntake:
                     kind,
                 )
         await request.take_for_files(self.files, sum(map(self._file_bytes, parts)))
-        # What a part means by its name alone may be in another part.
-        brought = {name: part for part, name in zip(parts, names, strict=True) if name and part.url}
-        meant = [brought.get(name, part) if part.url is None else part for part, name in ...]
-        keyed = await self._each(parts, partial(self._fitting, request, asked), names)
-        keys, loaded = zip(*keyed, strict=True)
+        sources = _sources(parts, names)
+        own = sorted(set(sources))
+        each = await self._each(
+            [parts[place] for place in own],
+            partial(self._fitting, request, asked),
+            [names[place] for place in own],
+        )
+        keyed = dict(zip(own, each, strict=True))
+        keys, loaded = zip(*(keyed[source] for source in sources), strict=True)
+        asked.check_fits(sum(len(image.replacement.ids) for image in loaded))
         return keys, loaded
 
     def _file_bytes(self, part: ImagePart) -> int:
@@ -328,6 +334,17 @@ def _name(part: ImagePart, asked: RequestedImages, scope: str | None) -> str | N
     preparation = asked.videos if part.kind == "video" else asked.preparation
     assert preparation is not None
     return owned_hash(preparation.hash_of_name(part.uuid), scope, asked.salt)
+
+
+def _sources(parts: Sequence[ImagePart], names: Sequence[str | None]) -> list[int]:
+    """For each part the place of the one that brings its image: another one, if it is meant by a name alone
+    under which the request has it too."""
+    named = list(zip(parts, names, strict=True))
+    brought = {name: place for place, (part, name) in enumerate(named) if name and part.url is not None}
+    return [
+        place if part.url is not None or name is None else brought.get(name, place)
+        for place, (part, name) in enumerate(named)
+    ]
 
 
 def _item_bytes(image: Opened) -> int:

@@ -311,6 +311,32 @@ async def test_a_name_stands_for_one_image(serve: Any) -> None:
     assert (await server.render(other)).status_code == 200  # as "a" is forgotten
 
 
+async def test_a_request_that_is_refused_gives_no_name_away(serve: Any) -> None:
+    server = await serve()
+    other = file(picture(90, 60))
+    twice = chat(named("a", SMALL), named("a", other))
+    status, error = await server.error(twice)
+    assert (status, error["param"]) == (400, "messages.0.content.1.image_url")
+    assert (await server.error(chat(named("b", SMALL), text("<|image_pad|>"))))[0] == 400
+    for name in "ab":
+        assert (await server.error(chat(named(name))))[1]["type"] == "ImageRequiredError"
+        assert (await server.render(chat(named(name, other)))).status_code == 200
+    assert (await server.render(chat(named("c", SMALL), named("a")))).status_code == 200
+    assert (await server.error(chat(named("d", SMALL), named("a", SMALL))))[0] == 400
+    assert (await server.error(chat(named("d"))))[1]["type"] == "ImageRequiredError"
+
+
+async def test_a_request_may_mean_an_image_twice_that_it_brings_once(serve: Any) -> None:
+    server = await serve()
+    for number, parts in enumerate(([SMALL, None], [None, SMALL])):
+        asked = chat(*(named(f"a{number}", data) for data in parts), text("?"))
+        counted = await server.client.post("/tokenize", json=asked)
+        answer = await server.render(asked)
+        assert answer.json()["token_ids"] == counted.json()["tokens"]
+        both = await server.render(chat(named(f"a{number}", SMALL), named(f"a{number}", SMALL), text("?")))
+        assert answer.json()["features"] == both.json()["features"]
+
+
 async def test_an_image_that_is_not_kept_is_asked_for(serve: Any) -> None:
     server = await serve(image_cache_bytes=0)
     assert (await server.render(chat(named("a", SMALL)))).status_code == 200

@@ -6,7 +6,7 @@ fails on that with a 500, and may end. What stands in the tensors is not looked 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import pybase64
@@ -18,11 +18,12 @@ MODALITIES: Final = ("image", "video", "audio", "vision_chunk")
 """vLLM's."""
 
 
-class _Field(msgspec.Struct):
-    """A tensor, or numbers, and how it is laid together with those of other items."""
+class _Field(msgspec.Struct, forbid_unknown_fields=True):
+    """A tensor, or numbers, and how it is laid together with those of other items, which engines look up by
+    its name."""
 
     data: msgspec.Raw
-    field: msgspec.Raw
+    field: tuple[Literal["batched", "flat", "shared"], dict[str, msgspec.Raw]]
 
 
 def check_client_features(features: Features) -> None:

@@ -25,6 +25,7 @@ from render_tier.multimodal.item import ImageRefused
 from render_tier.multimodal.names import ImageNames
 from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, Prepared
 from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
+from render_tier.multimodal.silent_decoders import silence_decoders
 from render_tier.multimodal.sources import (
     SourceRefused,
     SourceRules,
@@ -353,6 +354,7 @@ def _item_bytes(image: Opened) -> int:
 
 def served_images(vision: Vision, settings: Settings) -> ServedImages:
     """Raises ModelLoadError for a setting that names what there is not."""
+    silence_decoders()
     local, remote = _local_rules(settings), _remote_rules(settings)
     local_videos = replace(local, what="video", max_bytes=settings.max_video_bytes)
     remote_videos = replace(

@@ -135,7 +135,7 @@ class DerenderStream:
             self._read_slowly(error)
         except Exception as crash:
             # Not the fault of the connection, which other streams share.
-            self._on_crash(crash)
+            self._services.supervisor.crashed(f"derender {self._exchange.base_id}", crash, self._on_crash)
 
     def _end_call(self) -> None:
         call, self._waiting = self._waiting, None

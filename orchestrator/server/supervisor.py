@@ -17,6 +17,8 @@ class Supervisor:
     def __init__(self, integrity: Integrity) -> None:
         self._integrity = integrity
         self._tasks: set[asyncio.Task[None]] = set()
+        self.crashes = 0
+        """Exceptions that nobody expected: faults of this program, whatever others did."""
 
     def __repr__(self) -> str:
         return f"<Supervisor {sorted(task.get_name() for task in self._tasks)}>"
@@ -37,12 +39,17 @@ class Supervisor:
             self._integrity.tasks -= 1
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
-                log.error("task crashed", task=name, exc_info=error)
-                if on_crash is not None:
-                    on_crash(error)
+                self.crashed(name, error, on_crash)
 
         task.add_done_callback(ended)
         return task
+
+    def crashed(self, name: str, error: Exception, on_crash: Callable[[Exception], None] | None) -> None:
+        """As `spawn` has it, for work that is no task."""
+        self.crashes += 1
+        log.error("task crashed", task=name, exc_info=error)
+        if on_crash is not None:
+            on_crash(error)
 
     async def close(self, grace: float) -> None:
         """Wait up to ``grace`` seconds for the tasks to end by themselves, then cancel what is left."""

@@ -54,8 +54,9 @@ class Stack:
     def tiers(self) -> list[Tier]:
         return [*self.renders, *self.prefill, *self.decode, *self.encode]
 
-    async def settled(self) -> None:
-        """Wait until the orchestrator is idle; fails with what is left when it does not become so."""
+    async def settled(self, crashes: int = 0) -> None:
+        """Wait until the orchestrator is idle; fails with what is left when it does not become so, and for
+        other tasks that crashed than the ``crashes`` that the test makes."""
         integrity = self.services.integrity
         for _ in range(400):
             if integrity.idle:
@@ -66,6 +67,7 @@ class Stack:
             self.services.exchanges,
             self.services.supervisor,
         )
+        assert self.services.supervisor.crashes == crashes, "see `task crashed` in the log"
         assert not any(member.active for pool in self.services.pools for member in pool.members)
         assert not any(gate.active or gate.waiting for gate in self.services.admission.gates.values())
         assert not [violation for tier in self.tiers for violation in tier.violations]

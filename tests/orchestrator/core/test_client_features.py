@@ -6,11 +6,14 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.token_in import read_token_request
+from render_tier.multimodal.encoding import encode_item
+from render_tier.multimodal.families import Family, Field, Replacement
 from render_tier.protocol.errors import ApiError, BadRequest
 from tests.support.mm_items import grid, item, of_pixels, tensor
 
@@ -36,6 +39,24 @@ def of(modality: str, features: dict[str, Any]) -> dict[str, Any]:
 def test_what_engines_can_read_is_taken() -> None:
     assert read(FEATURES) == 1
     assert read(FEATURES | {"kwargs_data": None, "mm_metadata": {"image": [None]}}) == 1
+
+
+def test_what_the_render_tier_writes_is_taken() -> None:
+    """In every way in which fields are laid together."""
+
+    def unused(*_: object) -> Replacement:
+        raise AssertionError
+
+    fields = {
+        "pixel_values": Field("flat"),
+        "image_grid_thw": Field("batched", keep_on_cpu=True),
+        "patches": Field("shared", value=3),
+    }
+    arrays = {"pixel_values": np.zeros((16, 4), np.float32), "image_grid_thw": np.array([1, 4, 4])}
+    written = encode_item(arrays, Family("", "", 0, fields, unused, 1, False, {}), "bfloat16")
+    assert written.metadata is not None
+    parts = {"kwargs_data": written.kwargs.decode(), "mm_metadata": written.metadata.decode()}
+    assert read(FEATURES | {name: {"image": [value]} for name, value in parts.items()}) == 1
 
 
 @pytest.mark.parametrize(

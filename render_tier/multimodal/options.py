@@ -76,7 +76,9 @@ def image_options(
     reading: Mapping[str, Any] = {}
     for modality, settings in (media_io_kwargs or {}).items():
         if modality != MODALITY:
-            raise OptionRefused(f"{READING}.{modality[:100]}", f"not known here; {MODALITY} is")
+            raise OptionRefused(
+                f"{READING}.{modality[:100]}", f"not known here; {MODALITY} is, and of some models video"
+            )
         reading = settings
     for name, value in reading.items():
         _check_reading(f"{READING}.{MODALITY}.{name[:100]}", name, value)

@@ -75,6 +75,10 @@ class RemoteImages:
             raise FetchFailed(
                 f"the {self._rules.what} did not come within {self._rules.seconds:g} seconds"
             ) from None
+        except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+            raise FetchFailed(
+                f"the {self._rules.what}'s host did not send a whole answer ({type(error).__name__})"
+            ) from None
         except (httpx.TransportError, OSError, ssl.SSLError) as error:
             raise FetchFailed(
                 f"the {self._rules.what}'s host cannot be reached ({type(error).__name__})"
@@ -87,7 +91,9 @@ class RemoteImages:
             try:
                 if response.status_code not in REDIRECTS:
                     return await self._body(response)
-                location = response.headers.get("location", "")
+                location = response.headers.get("location")
+                if location is None:
+                    raise FetchFailed(f"the {self._rules.what}'s host redirects, and does not say where")
             finally:
                 await response.aclose()
             try:

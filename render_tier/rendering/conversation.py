@@ -15,7 +15,6 @@ from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.messages import BILLING_HEADER, MEDIA_FIELDS
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import (
-    IMAGE_TYPES,
     MEDIA_TYPES,
     MediaMarks,
     is_media,
@@ -68,10 +67,11 @@ def to_conversation(
     only. Raises BadRequest, for media too where the model does not take them.
     """
     conversation = []
+    media: frozenset[str] = frozenset()
     if marks is not None:
-        marks = marks.of(messages)
+        media, marks = marks.types, marks.of(messages)
     for index, message in enumerate(messages):
-        converted = _convert(message, content_format, model, marks)
+        converted = _convert(message, content_format, model, marks, media)
         if message["role"] == "assistant":
             _add_tool_calls(index, message, converted, strict_history, warnings)
         conversation.append(converted)
@@ -79,8 +79,13 @@ def to_conversation(
 
 
 def _convert(
-    message: dict[str, Any], content_format: ContentFormat, model: str, marks: MediaMarks | None
+    message: dict[str, Any],
+    content_format: ContentFormat,
+    model: str,
+    marks: MediaMarks | None,
+    media: frozenset[str],
 ) -> dict[str, Any]:
+    """``media``: the types of parts that the model takes beside texts."""
     role = message["role"]
     content = message.get("content")
     parts: list[Any]
@@ -94,7 +99,9 @@ def _convert(
         parts = _without_billing_header(parts)
     as_parts = content_format == "openai"
     converted_parts = [
-        converted for part in parts if (converted := _convert_part(part, as_parts, model, marks)) is not None
+        converted
+        for part in parts
+        if (converted := _convert_part(part, as_parts, model, marks, media)) is not None
     ]
     converted_content: Any
     if as_parts:
@@ -137,7 +144,9 @@ def _without_billing_header(parts: Sequence[Any]) -> list[Any]:
     return kept
 
 
-def _convert_part(part: Any, as_parts: bool, model: str, marks: MediaMarks | None) -> Any:
+def _convert_part(
+    part: Any, as_parts: bool, model: str, marks: MediaMarks | None, media: frozenset[str]
+) -> Any:
     """One content part, or None when it holds nothing that is text."""
     if isinstance(part, str):
         if as_parts and marks is not None:
@@ -165,7 +174,7 @@ def _convert_part(part: Any, as_parts: bool, model: str, marks: MediaMarks | Non
         raise BadRequest(f"{model} is not a multimodal model")
     if kind == "prompt_embeds":
         raise invalid("You must set `--enable-prompt-embeds` to input `prompt_embeds`", "prompt_embeds")
-    supported = ", ".join(sorted({*TEXT_FIELDS, "tool_reference", *(IMAGE_TYPES if marks else ())}))
+    supported = ", ".join(sorted({*TEXT_FIELDS, "tool_reference", *media}))
     raise invalid(
         f"Unsupported chat content part type: {kind[:100]!r}. Supported types: {supported}.", "type", kind
     )

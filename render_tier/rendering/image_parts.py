@@ -13,6 +13,7 @@ from render_tier.protocol.validation import invalid
 Kind = Literal["image", "video"]
 IMAGE_TYPES = frozenset({"image_url", "input_image"})
 VIDEO_TYPE = "video_url"
+TYPES: Mapping[Kind, frozenset[str]] = {"image": IMAGE_TYPES, "video": frozenset({VIDEO_TYPE})}
 MEDIA_TYPES = frozenset(
     {
         *IMAGE_TYPES,
@@ -53,6 +54,11 @@ class MediaMarks:
     """Of what the model takes."""
     literal_is_text: bool = False
     """Whether the tokens, where a message spells them, are encoded as text."""
+
+    @property
+    def types(self) -> frozenset[str]:
+        """Of the parts that the model takes."""
+        return frozenset().union(*(TYPES[kind] for kind in self.by_kind))
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> MediaMarks | None:
         """Those of what the messages have, in its order; None where they have nothing."""

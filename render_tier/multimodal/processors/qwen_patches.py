@@ -17,11 +17,12 @@ MOST_ELONGATED = 200
 """Of a picture's sides, how many times longer the one may be than the other."""
 
 
-def check_shape(width: int, height: int) -> None:
-    """Raises ImageRefused."""
+def check_shape(width: int, height: int, *, sent: tuple[int, int] | None = None) -> None:
+    """``sent``: the width and height that the client knows, where they are others. Raises ImageRefused."""
     if max(height, width) / min(height, width) > MOST_ELONGATED:
+        across, down = sent or (width, height)
         raise ImageRefused(
-            f"an image of {width}x{height} pixels is more than {MOST_ELONGATED} times longer than wide"
+            f"a picture of {across}x{down} pixels is more than {MOST_ELONGATED} times longer than wide"
         )
 
 

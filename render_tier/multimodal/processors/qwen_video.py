@@ -103,10 +103,11 @@ class QwenVideoProcessor:
         unit = self.patch * self.merge
         if frames < self.group:
             raise ImageRefused(f"a video of {frames} frames, of which the model takes at least {self.group}")
+        sent = width, height
         if height < unit or width < unit:
             scale = max(unit / height, unit / width)
             height, width = int(height * scale), int(width * scale)
-        check_shape(width, height)
+        check_shape(width, height, sent=sent)
         rows, columns = round(height / unit) * unit, round(width / unit) * unit
         counted = round(frames / self.group) * self.group * rows * columns
         if counted > self.most_pixels:

@@ -104,6 +104,11 @@ def test_reading_settings_refused(given: dict[str, Any], param: str) -> None:
     assert refused.value.param == param
 
 
+def test_the_kinds_of_media_that_are_known_are_named() -> None:
+    with pytest.raises(OptionRefused, match="image is, and of some models video"):
+        options("qwen2_vl", None, {"audio": {}})
+
+
 def test_hashes_and_keys_tell_all_settings_apart() -> None:
     given = [
         ImageOptions(),

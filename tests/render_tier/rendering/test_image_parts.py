@@ -78,6 +78,16 @@ def test_refused(part: dict[str, Any], message: str) -> None:
     assert (caught.value.param or "").startswith("messages.0.content.1")
 
 
+def test_the_types_that_a_model_takes_are_named() -> None:
+    for part in ({"type": "image", "url": "u"}, IMAGE), ({"type": "image"},):
+        with pytest.raises(BadRequest, match=r"Supported types: .*image_url, .*video_url"):
+            shown(*part, form="openai")
+    images = MediaMarks({"image": MARKS.by_kind["image"]})
+    with pytest.raises(BadRequest, match="image_url") as caught:
+        shown({"type": "image"}, form="string", marks=images)
+    assert "video_url" not in caught.value.message
+
+
 def test_videos_of_a_model_that_takes_none() -> None:
     with pytest.raises(BadRequest, match="'video_url' parts are not supported for this model; images are"):
         image_parts([user(VIDEO)], BOTH[:1])

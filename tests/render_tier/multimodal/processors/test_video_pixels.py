@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.item import ImageRefused, UnsupportedProcessor
 from render_tier.multimodal.processors.video_choice import video_processor
 from tests.support.video_pixel_cases import RECORDED, SETTINGS, cases
 from tests.support.video_pixels import ours
@@ -51,6 +51,13 @@ def test_the_first_file_that_speaks_of_videos_counts() -> None:
 def test_processors_that_are_not_known(config: dict[str, str], own: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedProcessor, match=message):
         video_processor(config, (None, own, None), {})
+
+
+@pytest.mark.parametrize("config", [QWEN2, QWEN3])
+def test_a_refusal_names_the_size_that_was_sent(config: dict[str, str]) -> None:
+    processor = video_processor(config, (None, None, None), {})
+    with pytest.raises(ImageRefused, match="a picture of 3000x2 pixels"):
+        processor.layout(2, 3000, 2)
 
 
 def test_settings_make_digests_apart() -> None:

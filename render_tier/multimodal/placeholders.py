@@ -71,7 +71,8 @@ def _by_place(
     for token, numbers in waiting.items():
         places, what = ids.count(token), "images" if token == image_token else "videos"
         if places != len(numbers):
-            raise MisplacedImages(f"the prompt has {places} places for {what}, but {len(numbers)} {what}")
+            there = f"{places} place{'s' * (places != 1)} for {what}"
+            raise MisplacedImages(f"the prompt has {there}, and needs {len(numbers)}")
     return waiting
 
 

@@ -37,9 +37,11 @@ def test_each_place_gets_its_image() -> None:
     assert ranges == [Range(1, 2), Range(4, 3)]
 
 
-@pytest.mark.parametrize("ids", [[1, 2], [1, PAD, 2], [PAD, PAD, PAD]])
-def test_places_and_images_must_be_as_many(ids: list[int]) -> None:
-    with pytest.raises(MisplacedImages, match="places for images"):
+@pytest.mark.parametrize(
+    ("ids", "places"), [([1, 2], "0 places"), ([1, PAD, 2], "1 place"), ([PAD, PAD, PAD], "3 places")]
+)
+def test_places_and_images_must_be_as_many(ids: list[int], places: str) -> None:
+    with pytest.raises(MisplacedImages, match=f"has {places} for images, and needs 2$"):
         expand(ids, QWEN, [pads(2), pads(2)])
 
 

@@ -16,7 +16,7 @@ from render_tier.multimodal.families import Family, Replacement
 
 
 class MisplacedImages(ValueError):
-    """A prompt that does not have one place for each image; the message says how many there are."""
+    """A prompt that does not have one whole place for each image; the message says what it has."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,24 @@ def expand(
         done = place + 1
     _append(expanded, ids[done:], family)
     return expanded, [run for number in range(len(replacements)) for run in ranges[number]]
+
+
+def cut(
+    ids: Sequence[int], ranges: Sequence[Range], replacements: Sequence[Replacement], kept: slice
+) -> tuple[list[int], list[Range]]:
+    """What ``kept`` leaves of what `expand` has made of ``replacements``. Raises MisplacedImages where one of
+    them would not be whole."""
+    start, stop, _ = kept.indices(len(ids))
+    runs = iter(ranges)
+    for replacement in replacements:
+        first = next(runs).offset - replacement.first
+        for _ in replacement.later:
+            next(runs)
+        end = first + len(replacement.ids)
+        if first < start or end > stop:
+            what = "a video" if replacement.of_video else "an image"
+            raise MisplacedImages(f"{what}, which is at tokens {first} to {end} of {len(ids)}")
+    return list(ids[kept]), [replace(where, offset=where.offset - start) for where in ranges]
 
 
 def _by_place(

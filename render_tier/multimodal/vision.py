@@ -14,7 +14,7 @@ from render_tier.multimodal.families import Replacement, family_of, video_form_o
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
 from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
-from render_tier.multimodal.placeholders import Range, expand, moved
+from render_tier.multimodal.placeholders import Range, cut, expand, moved
 from render_tier.multimodal.prepared import ImagePreparation, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
 from render_tier.multimodal.processors.request_settings import all_settings_of
@@ -119,6 +119,12 @@ class Vision:
         """Raises MisplacedImages."""
         video_token = None if self.videos is None else self.videos.form.token_id
         return expand(ids, self.preparation.family, replacements, video_token)
+
+    def cut(
+        self, ids: Sequence[int], ranges: Sequence[Range], replacements: Sequence[Replacement], kept: slice
+    ) -> tuple[list[int], list[Range]]:
+        """As `placeholders.cut`."""
+        return cut(ids, ranges, replacements, kept)
 
     def moved(self, ranges: Sequence[Range], before: Sequence[int], after: Sequence[int]) -> list[Range]:
         """As `placeholders.moved`."""

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.generate import ContinuationReport
-from render_tier.rendering.chat_prompts import ChatPrompts
+from render_tier.rendering.chat_prompts import ChatPrompts, encode_options
 from render_tier.rendering.continuation_prompts import ContinuedPrompts
 from render_tier.rendering.encoder import EncodedPrompt
 from render_tier.rendering.generate_requests import generate_request
@@ -62,14 +62,15 @@ class ChatRenderer:
         prompt = self._prompts.reused(request)
         if prompt is None:
             prompt, warnings = self._prompts.prompt(request, kwargs, reserve_output=bool(asked))
-        prompt, ranges = self._media.placed(prompt, images)
+        options = encode_options(request, reserve_output=bool(asked))
+        prompt, ranges = self._media.placed(prompt, images, options)
         warnings = [*warnings, *self._media.ignored(request, images)]
         report: ContinuationReport | UnsetType = UNSET
         if request.continuation is not None:
 
             def render_other(other: ChatCompletionRequest) -> EncodedPrompt:
                 text = self._prompts.prompt(other, kwargs, reserve_output=bool(asked))[0]
-                return self._media.placed(text, images)[0]
+                return self._media.placed(text, images, options)[0]
 
             whole = prompt
             prompt, report = self._continued.prompt(request, request.continuation, whole, render_other)

@@ -130,6 +130,10 @@ class PromptEncoder:
             if not 0 <= token_id < self._vocab_size:
                 raise invalid(f"Token id {summarise(token_id)} is out of vocabulary", param)
 
+    def kept(self, options: EncodeOptions, count: int) -> slice | None:
+        """What truncation leaves of so many tokens; None for all. Raises BadRequest."""
+        return _kept(self._checked_keep(options), options.side, count)
+
     def check_fits(self, count: int, *, exact: bool = True) -> None:
         if count <= self._max_model_len:
             return
@@ -151,8 +155,8 @@ class PromptEncoder:
         *,
         exact: bool,
     ) -> EncodedPrompt:
-        if keep is not None and keep < len(ids):
-            kept = slice(len(ids) - keep, None) if (side or DEFAULT_SIDE) == "left" else slice(0, keep)
+        kept = _kept(keep, side, len(ids))
+        if kept is not None:
             ids = (ids.to_list() if isinstance(ids, PromptIds) else ids)[kept]
             offsets = offsets[kept] if offsets is not None else None
         self.check_fits(len(ids), exact=exact)
@@ -208,6 +212,12 @@ class PromptEncoder:
             if self._cache is not None and not specials:
                 return self._cache.ids(text)
             return PromptIds.of(self._engine.ids(text, add_special_tokens=specials))
+
+
+def _kept(keep: int | None, side: Side | None, count: int) -> slice | None:
+    if keep is None or keep >= count:
+        return None
+    return slice(count - keep, None) if (side or DEFAULT_SIDE) == "left" else slice(0, keep)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.tokenize import TokenizeChatRequest
 from render_tier.protocol.validation import invalid
-from render_tier.rendering.encoder import EncodedPrompt, PromptEncoder
+from render_tier.rendering.encoder import EncodedPrompt, EncodeOptions, PromptEncoder
 from render_tier.rendering.image_parts import (
     ImagePart,
     Kind,
@@ -86,12 +86,21 @@ class RequestMedia:
         return ignored_details(self.parts(request)) if images else []
 
     def placed(
-        self, prompt: EncodedPrompt, images: Sequence[PromptImage]
+        self, prompt: EncodedPrompt, images: Sequence[PromptImage], options: EncodeOptions
     ) -> tuple[EncodedPrompt, Sequence[Range]]:
-        """The prompt with the images' tokens in it, and where those are. Raises BadRequest."""
+        """The prompt with the images' tokens in it, cut again as ``options`` say, and where those tokens are.
+        Raises BadRequest, also for a cut that leaves an image less than whole."""
         if not images:
             return prompt, ()
-        ids, ranges = self.expanded(prompt.token_ids, [each.image.replacement for each in images])
+        assert self._vision is not None
+        places = [each.image.replacement for each in images]
+        ids, ranges = self.expanded(prompt.token_ids, places)
+        if (kept := self._encoder.kept(options, len(ids))) is not None:
+            try:
+                ids, ranges = self._vision.cut(ids, ranges, places, kept)
+            except ValueError as error:
+                name = "truncate_prompt_tokens"
+                raise invalid(f"{name}={options.keep} would cut off {error}", name, options.keep) from None
         self._encoder.check_fits(len(ids))
         return EncodedPrompt(PromptIds.of(ids)), ranges
 

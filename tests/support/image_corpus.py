@@ -49,6 +49,7 @@ def corpus() -> dict[str, Json]:
         {"role": "user", "content": "Which is larger?"},
         {"role": "user", "content": [text("\n\nOnce more:\n"), part(small), text("\n\nWell?")]},
     ]
+    long = text("word " * 280)
     return {
         **kinds,
         **sizes,
@@ -71,6 +72,12 @@ def corpus() -> dict[str, Json]:
         "no type": chat({"image_url": data_url(small)}, text("?")),
         "parts with strings": chat("What is", part(small), "this?"),
         "offsets": chat(part(small), text("?"), return_token_offsets=True),
+        "cut before an image": chat(long, part(small), text("?"), truncate_prompt_tokens=290),
+        "cut behind an image": chat(
+            part(small), long, truncate_prompt_tokens=305, truncation_side="right"
+        ),
+        "cut into an image": chat(part(small), long, truncate_prompt_tokens=289),
+        "cut through all but an image's place": chat(part(small), text("?"), truncate_prompt_tokens=9),
         "no images": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8},
         "not an image": chat(part(b"GIF89a nonsense")),
         "cut off": chat(part(every_kind()["rgb.jpeg"][:500])),

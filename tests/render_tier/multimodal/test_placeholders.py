@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.multimodal.families import Family, Replacement
-from render_tier.multimodal.placeholders import MisplacedImages, Range, expand, moved
+from render_tier.multimodal.placeholders import MisplacedImages, Range, cut, expand, moved
 
 PAD, SOFT, BEGIN, END, LINE, LINES, LINES3, LINES4 = range(100, 108)
 
@@ -49,6 +49,32 @@ def test_only_the_tokens_that_embeddings_replace_are_a_range() -> None:
     ids, ranges = expand([1, BEGIN, 2], GEMMA, [GEMMA_IMAGE])
     assert ids == [1, LINES, BEGIN, SOFT, SOFT, END, LINES, 2]
     assert ranges == [Range(3, 2)]
+
+
+@pytest.mark.parametrize("kept", [slice(1, None), slice(2, None), slice(0, 9), slice(1, 9)])
+def test_what_is_cut_off_around_images_moves_them(kept: slice) -> None:
+    images = [GEMMA_IMAGE]
+    ids, ranges = expand([1, 1, BEGIN, 2, 2], GEMMA, images)
+    rest, moved_ranges = cut(ids, ranges, images, kept)
+    assert rest == ids[kept]
+    assert [rest[where.offset : where.offset + where.length] for where in moved_ranges] == [[SOFT, SOFT]]
+
+
+@pytest.mark.parametrize("kept", [slice(3, None), slice(0, 7), slice(0, 1), slice(9, None)])
+def test_no_image_is_cut(kept: slice) -> None:
+    """Nor what stands around its embeddings."""
+    images = [GEMMA_IMAGE]
+    ids, ranges = expand([1, 1, BEGIN, 2, 2], GEMMA, images)
+    with pytest.raises(MisplacedImages, match="an image, which is at tokens 2 to 8 of 10"):
+        cut(ids, ranges, images, kept)
+
+
+def test_no_run_of_a_video_is_cut() -> None:
+    video = Replacement((7, PAD, PAD, 7, PAD, PAD), 1, 2, later=(4,), of_video=True)
+    ids, ranges = expand([1, BEGIN, 1], QWEN, [video], BEGIN)
+    assert cut(ids, ranges, [video], slice(1, None)) == (ids[1:], [Range(1, 2), Range(4, 2)])
+    with pytest.raises(MisplacedImages, match="a video"):
+        cut(ids, ranges, [video], slice(0, 6))
 
 
 @pytest.mark.parametrize(

@@ -522,6 +522,23 @@ async def test_limits(serve: Any) -> None:
     assert "at most 2000 are allowed" in (await server.error(chat(part(flat))))[1]["message"]
 
 
+async def test_a_prompt_is_cut_with_its_images_in_it(serve: Any) -> None:
+    """To as many as fit, too; what is cut off an image is an error that names the limit."""
+    server = await serve(max_model_len=120)
+    large, words = part(file(picture(300, 200))), text("word " * 60)
+    whole = await server.error(chat(words, large, text("?")))
+    assert (whole[0], whole[1]["param"]) == (400, "input_tokens")
+    answer = (await server.render(chat(words, large, text("?"), truncate_prompt_tokens=-1))).json()
+    assert len(answer["token_ids"]) == 119
+    place = answer["features"]["mm_placeholders"]["image"][0]
+    held = answer["token_ids"][place["offset"] : place["offset"] + place["length"]]
+    assert len(held) > 1
+    assert len(set(held)) == 1
+    status, error = await server.error(chat(large, text("?"), truncate_prompt_tokens=20))
+    assert (status, error["param"]) == (400, "truncate_prompt_tokens")
+    assert "truncate_prompt_tokens=20 would cut off an image, which is at tokens" in error["message"]
+
+
 async def test_prompt_with_images_must_fit(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not is not even decoded."""
     server = await serve(max_model_len=64)

@@ -40,9 +40,10 @@ DETAILS: dict[Reason, str] = {
     "generation_prompt_dropped": "the template began the answer with text that it leaves out of a history",
     "answer_rewritten": "the template writes this answer in other words, spaces or order than the model did",
     "answer_differs": "this message is not the answer that the token IDs spell",
-    "message_differs": "this message is not what the token IDs spell",
-    "frame_differs": "what stands before this message's text differs: its role, messages that were added or "
-    "left out, tools and where they are written, or what the template is told beside the messages",
+    "message_differs": "this message, with its images and videos, is not what the token IDs spell",
+    "frame_differs": "what stands before this message's text differs: its role, an image or video in it "
+    "(of another size, added or left out), messages that were added or left out, tools and where they are "
+    "written, or what the template is told beside the messages",
     "history_ends_early": "the messages end before the token IDs do",
     "partial_character": "the output ends inside a character",
     "cut_inside_token": "the text after the output is part of a token that began in it",

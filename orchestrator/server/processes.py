@@ -32,6 +32,7 @@ from orchestrator.server.serving import (
 )
 from orchestrator.server.sibling_metrics import socket_of
 from orchestrator.settings import ConfigError, Settings
+from render_tier.forked_workers import keep_stops_for_workers
 
 log = structlog.get_logger(__name__)
 
@@ -108,6 +109,7 @@ def _serve_many(settings: Settings, read_again: Callable[[], Settings]) -> int:
             assert self.in_use is not None
             return create_app(self.in_use, workers_directory=directory)
 
+    keep_stops_for_workers()
     try:
         Gunicorn().run()
     except SystemExit as stop:

@@ -16,6 +16,7 @@ import uvicorn
 from gunicorn.arbiter import Arbiter
 from uvicorn_worker import UvicornWorker
 
+from render_tier.forked_workers import keep_stops_for_workers
 from render_tier.http_bounds import bounded_http
 from render_tier.server.app import RenderApp, create_app
 from render_tier.server.memory import keep_freed_memory, share_heaps
@@ -179,6 +180,7 @@ def _serve_many(settings: Settings) -> int:
         def load(self) -> RenderApp:
             return app
 
+    keep_stops_for_workers()
     try:
         Gunicorn().run()
     except SystemExit as stop:

@@ -90,13 +90,15 @@ class ServerProcess:
         assert self.process is not None, f"{self.name} is not running"
         return self.process.pid
 
-    def log(self, last_bytes: int = 6000) -> str:
+    def log(self, last: int = 6000) -> str:
         """The end of what the server has written to stdout and stderr."""
+        return self.whole_log()[-last:]
+
+    def whole_log(self) -> str:
         try:
-            data = self.log_path.read_bytes()
+            return self.log_path.read_text(errors="replace")
         except FileNotFoundError:
             return ""
-        return data[-last_bytes:].decode(errors="replace")
 
     def start(self, port: int | None = None) -> Self:
         """``port``: where it must listen; otherwise any free one."""

@@ -127,7 +127,7 @@ async def test_settings_that_cannot_be_used_leave_the_old_ones(tmp_path: Path) -
         before = children(server.pid)
         config.write_text(config.read_text() + "[limits]\nno_such_key = 1\n")
         os.kill(server.pid, signal.SIGHUP)
-        while "there is no such setting" not in server.log():
+        while "there is no such setting" not in server.whole_log():
             await asyncio.sleep(0.02)
         while children(server.pid) & before or len(children(server.pid)) != 2:
             await asyncio.sleep(0.02)

@@ -25,7 +25,7 @@ def test_one_process(smollm2_dir: Path, tmp_path: Path) -> None:
         assert first.status_code == 200
         assert "server" not in first.headers
         assert client.post(CHAT, json=BODY).json()["token_ids"] == first.json()["token_ids"]
-        log = server.log()
+        log = server.whole_log()
         assert server.stop() == 0, log
     events = [json.loads(line) for line in server.log_path.read_text().splitlines()]
     assert events[0]["event"] == "settings"
@@ -59,7 +59,7 @@ def test_workers_share_the_load_and_the_metrics(smollm2_dir: Path, tmp_path: Pat
         assert f'render_tier_requests_total{{route="{CHAT}",status="200"}} 8.0' in metrics
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert len(children) == 2
-        log = server.log()
+        log = server.whole_log()
         assert server.stop() == 0, log
     assert "Traceback" not in server.log_path.read_text()
 

@@ -97,6 +97,9 @@ class Session:
         """End the job, or keep it from starting if its KV is still being claimed."""
         self._aborted = True
         self._engine.abort(self.job_id)
+        # Who waited for the word to load may have been cancelled before he heard it.
+        for event in self._ready():
+            self._take(event)
 
     async def answer(self) -> bytes:
         """The whole answer. Raises ApiError."""
@@ -187,7 +190,14 @@ class Session:
 
     def _listen(self, event: Event) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._take, event)
+
+    def _take(self, event: Event) -> None:
+        """The blocks of a job that is told to load are its own until the load is said to be over."""
+        if self._aborted and isinstance(event, LoadNow):
+            self._engine.loaded(self.job_id, blocks=event.blocks, ok=False, seconds=0.0)
+            event = Aborted()
+        self._events.put_nowait(event)
 
     async def _start_remote(self, remote: RemoteKV) -> None:
         hello = Hello(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -16,7 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.embedded.engine import EngineSettings
+from orchestrator.embedded.engine import EngineSettings, Event
+from orchestrator.embedded.session import Session
+from orchestrator.embedded.transfer_client import Pull, unreachable
 from orchestrator.embedded.transfer_protocol import (
     HEADER,
     VERSION,
@@ -290,6 +293,23 @@ def hello(client: Client, params: dict[str, Any]) -> Hello:
 
 def connect(params: dict[str, Any]) -> socket.socket:
     return socket.create_connection((params["remote_host"], params["remote_port"]), timeout=10)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_decode_that_ends_as_it_is_told_to_load_frees_its_blocks(
+    prefill: Client, decode: Client, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """Its client leaves, or its peer is lost, between the word and its hearing."""
+
+    async def lost(session: Session, _pull: Pull) -> Event:
+        while told and session._events.empty():
+            await asyncio.sleep(0)
+        raise unreachable("peer", TimeoutError())
+
+    monkeypatch.setattr(Session, "_queued", lost)
+    response = decode.post(PROMPT, kv_transfer_params=prefill.prefill(PROMPT))
+    refused(response, 503, "KVTransferError", "cannot be reached")
+    decode.idle()
 
 
 def test_a_claimant_that_goes_away_frees_the_blocks(prefill: Client) -> None:

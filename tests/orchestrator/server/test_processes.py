@@ -70,6 +70,8 @@ async def refusal(server: ServerProcess) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         except ConnectionRefusedError:
             return
+        except ConnectionResetError:  # it was being closed
+            continue
         writer.close()
         await asyncio.sleep(0.005)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import platform
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from orchestrator.embedded.numpy_steps import NumpySteps
 from orchestrator.embedded.steps import Piece, Steps
 from orchestrator.embedded.weights import FloatArray
 from orchestrator.embedded.workers import Workers
+from tests.support.absent_modules import without_llvmlite
 
 Double = npt.NDArray[np.float64]
 
@@ -177,15 +176,7 @@ def test_steps_are_compiled_where_the_cpu_can() -> None:
 
 
 def test_without_llvmlite_or_on_another_cpu_numpy_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.startswith("llvmlite"):
-            raise ImportError(name)
-        return real(name, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "__import__", without)
+    with without_llvmlite(monkeypatch):
         assert isinstance(best_steps(), NumpySteps)
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert isinstance(best_steps(), NumpySteps)

@@ -1,6 +1,5 @@
 """The resize gives what the kernel's integer arithmetic gives, compiled and as matrix products."""
 
-import builtins
 import functools
 import platform
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from render_tier.multimodal.processors.compiled_resampling import compiled_bands
 from render_tier.multimodal.processors.kernel_weights import Filter, Window, integer_weights
 from render_tier.multimodal.processors.multiplied_resampling import multiplied_bands
 from render_tier.multimodal.processors.vector_passes import compiled_passes, passes
+from tests.support.absent_modules import without_llvmlite
 
 COMPILED = passes()
 CPUINFO = Path("/proc/cpuinfo")
@@ -130,15 +130,7 @@ def test_passes_are_compiled_where_the_cpu_can() -> None:
 
 
 def test_without_llvmlite_or_on_another_cpu_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.startswith("llvmlite"):
-            raise ImportError(name)
-        return real(name, *arguments, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "__import__", without)
+    with without_llvmlite(monkeypatch):
         assert compiled_passes() is None
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert compiled_passes() is None

@@ -17,7 +17,7 @@ from openai.types.responses import Response
 from render_tier.core.events import CallArguments, CallStart, Text
 from render_tier.core.table import Region
 from render_tier.derendering import Derenderer
-from render_tier.derendering.responses import ItemWriter, ResponseProgress
+from render_tier.derendering.item_writer import ItemWriter, ResponseProgress
 from render_tier.protocol.derender import StreamStart
 from render_tier.protocol.errors import BadRequest, ContextRequired
 from render_tier.protocol.response_stream import ResponseStream

@@ -7,13 +7,13 @@ an animation the first frame is taken. A file's header decides on its size befor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 Color = tuple[int, int, int]
@@ -21,6 +21,10 @@ BACKGROUND: Color = (255, 255, 255)
 ORIENTATION = 0x0112
 TURNED, SIDEWAYS = range(2, 9), range(5, 9)
 """Values of EXIF's orientation that are not upright; those that swap width and height."""
+SIZED_UPRIGHT = ("TIFF",)
+"""Formats whose images have the size, when they are opened, that they have once they are turned."""
+LATE_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+"""What a PNG says its orientation in, which may come behind its pixels."""
 
 
 class UnreadableImage(ValueError):
@@ -37,38 +41,30 @@ def conversion(background: Color) -> dict[str, str | Color]:
 
 
 class OpenedImage:
-    """An image of which the header has been read."""
+    """An image of which the header has been read. Nothing that is decoded stays in it: requests have many of
+    them."""
 
     def __init__(self, data: bytes, *, max_pixels: int) -> None:
         """Raises UnreadableImage and ImageTooLarge."""
+        self._data = data
         with _faults_of_the_file():
-            self._image: Image.Image = Image.open(BytesIO(data), formats=FORMATS)
-        width, height = self._image.size
+            image = _opened(data)
+        width, height = image.size
         if width * height > max_pixels:
             raise ImageTooLarge(
                 f"the image has {width}x{height} pixels ({width * height}); at most {max_pixels} are allowed"
             )
-
-    @property
-    def size(self) -> tuple[int, int]:
+        sideways = image.format not in SIZED_UPRIGHT and _announced_orientation(image, data) in SIDEWAYS
+        self.size = (height, width) if sideways else (width, height)
         """Width and height once it is turned as its EXIF orientation says."""
-        width, height = self._image.size
-        return (height, width) if self._orientation in SIDEWAYS else (width, height)
-
-    @property
-    def _orientation(self) -> int:
-        try:
-            return int(self._image.getexif().get(ORIENTATION, 1))
-        except Exception:  # whatever a malformed header makes the library raise
-            return 1
 
     def pixels(self, background: Color = BACKGROUND) -> tuple[npt.NDArray[np.uint8], bool]:
         """(height, width, 3), and whether it took a conversion to get there. ``background``: what
         transparency is laid on. Raises UnreadableImage."""
         with _faults_of_the_file():
-            image = self._image
+            image: Image.Image = _opened(self._data)
             image.load()
-            if self._orientation in TURNED:
+            if _orientation(image) in TURNED:
                 # vLLM goes on with the image as it is where turning it fails.
                 with suppress(Exception):
                     image = ImageOps.exif_transpose(image)
@@ -76,6 +72,33 @@ class OpenedImage:
             if converted:
                 image = _as_rgb(image, background)
             return np.asarray(image), converted
+
+
+def _opened(data: bytes) -> ImageFile.ImageFile:
+    return Image.open(BytesIO(data), formats=FORMATS)
+
+
+def _announced_orientation(image: ImageFile.ImageFile, data: bytes) -> int:
+    """Before it is decoded, but where the file says it behind the pixels."""
+    if image.format != "PNG":
+        return _orientation(image)
+    behind = data.find(b"IDAT")
+    if any(data.find(mark, behind) >= 0 for mark in LATE_ORIENTATION):
+        # Decoded for this alone: there is no telling what else the library makes of such a file.
+        with _opened(data) as whole, suppress(Exception):
+            whole.load()
+            return _orientation(whole)
+    # Pillow's own method for PNG decodes the image to look behind its pixels.
+    return _orientation(image, Image.Image.getexif)
+
+
+def _orientation(
+    image: Image.Image, exif_of: Callable[[Image.Image], Image.Exif] = lambda image: image.getexif()
+) -> int:
+    try:
+        return int(exif_of(image).get(ORIENTATION, 1))
+    except Exception:  # whatever a malformed header makes the library raise
+        return 1
 
 
 def _as_rgb(image: Image.Image, background: Color) -> Image.Image:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, UnreadableImage
+from render_tier.multimodal.decoding import ORIENTATION, ImageTooLarge, OpenedImage, UnreadableImage
 from tests.support import images
 
 PLENTY = 1 << 20
@@ -124,3 +126,41 @@ def png_of(width: int, height: int) -> bytes:
 def chunk(kind: bytes, data: bytes) -> bytes:
     """Of a PNG."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+@pytest.mark.parametrize("form", ["AVIF", "JPEG", "PNG", "TIFF", "WEBP"])
+def test_the_size_is_that_of_the_turned_image(form: str) -> None:
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[ORIENTATION] = orientation
+        image = opened(images.file(images.picture(40, 20), form, exif=exif))
+        assert image.size == ((40, 20) if orientation < 5 else (20, 40)), orientation
+        assert image.pixels()[0].shape == (*reversed(image.size), 3)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_an_orientation_behind_the_pixels(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    data = images.file(images.picture(40, 20))
+    end = data.rindex(b"IEND") - 4
+    image = opened(data[:end] + chunk(b"eXIf", exif.tobytes()[len(b"Exif\0\0") :]) + data[end:])
+    assert image.size == ((40, 20) if orientation == 1 else (20, 40))
+    assert image.pixels()[0].shape == (*reversed(image.size), 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_what_is_decoded_is_kept_by_nobody(form: str) -> None:
+    """A request has many images, each of which may be small as a file and huge as pixels."""
+    data = images.file(Image.new("RGB", (2500, 2500)), form)
+    opened(data, max_pixels=1 << 24).pixels()
+    before = resident_bytes()
+    many = [opened(data, max_pixels=1 << 24) for _ in range(8)]
+    assert {image.size for image in many} == {(2500, 2500)}
+    for image in many[:4]:
+        image.pixels()
+    assert resident_bytes() - before < 2 * 4 * 2500 * 2500
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

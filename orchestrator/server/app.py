@@ -175,7 +175,7 @@ async def ready(request: Request) -> Response:
     """Every needed role has a member that may get work, and nobody has asked for a drain. Operators are told
     of which member what is known."""
     services = _services(request)
-    missing = services.missing_roles()
+    missing = services.deployment.missing_roles()
     is_ready = not missing and not services.draining
     body: dict[str, Any] = {"ready": is_ready, "missing": missing, "draining": services.draining}
     if is_operator(request.scope, services.settings.server):

@@ -111,7 +111,7 @@ class Encoding:
     def _choose(self, image: Image) -> Member:
         """Raises ``NoMembers``."""
         services, exchange = self._services, self._exchange
-        engines = services.pairable if services.disaggregated else services.decode_pool.generations
+        engines = services.deployment.generations
         member = services.encode_pool.choose(
             self._tried[image.hash],
             Affinity(session=image.hash),

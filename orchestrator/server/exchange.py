@@ -184,7 +184,7 @@ class Exchange:
 
     async def enter(self) -> None:
         """Wait for a place. Raises ``ApiError``."""
-        self.services.require_decode()
+        self.services.deployment.require_decode()
         self.services.admission.require_room()
         await self._place.wait()
 
@@ -192,7 +192,7 @@ class Exchange:
         """``run`` is the first, there before it was known how many."""
         try:
             self._plan(rendered)
-            self.services.require_decode()
+            self.services.deployment.require_decode()
             self.services.admission.require_room()
         except ApiError as error:
             run.post(Event.RENDER_FAILED, error)
@@ -219,7 +219,7 @@ class Exchange:
         Raises ``ApiError``.
         """
         access, prompts = self._request.access, rendered.prompts
-        if self.services.settings.policy.known_images == "named" or self.services.encodes:
+        if self.services.settings.policy.known_images == "named" or self.services.deployment.encodes:
             prompts = [legs.named_apart(prompt) for prompt in prompts]
         if access is not None:
             prompts = [access.granted(prompt) for prompt in prompts]
@@ -237,7 +237,7 @@ class Exchange:
         if rendered.fingerprint is not None:
             self.render_headers[FINGERPRINT_HEADER] = rendered.fingerprint
         session = self._request.session
-        affinities = {id(prompt): self.services.affinity(session, prompt) for prompt in prompts}
+        affinities = {id(prompt): self.services.prefix_caches.affinity(session, prompt) for prompt in prompts}
         layout = [(prompt, choice) for prompt in prompts for choice in range(prompt.choices)]
         for index, (prompt, choice) in enumerate(layout):
             if index:

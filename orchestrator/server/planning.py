@@ -16,7 +16,7 @@ def require_servable(services: Services, prompts: Sequence[RenderedPrompt]) -> N
     if count > most:
         raise BadRequest(f"prompts times n is {count}, which exceeds the limit of {most}", param="n")
     for prompt in prompts:
-        feature = unsupported_feature(prompt.sampling, services.engine_capabilities)
+        feature = unsupported_feature(prompt.sampling, services.deployment.engine_capabilities)
         if feature is not None:
             raise BadRequest(
                 f"this request needs {feature}, which the token-only engines behind this endpoint cannot"
@@ -44,7 +44,7 @@ def require_memory(services: Services, features_bytes: int) -> None:
 
 
 def _require_room(services: Services, prompt: RenderedPrompt) -> None:
-    limits = services.engine_limits
+    limits = services.deployment.engine_limits
     if limits.vocab_size is not None:
         alien = out_of_vocabulary(prompt.token_ids, limits.vocab_size)
         if alien is not None:
@@ -62,14 +62,14 @@ def _require_room(services: Services, prompt: RenderedPrompt) -> None:
 def goes_to_encoders(services: Services, run: Run) -> bool:
     """Not where a decode engine computes the prompt although there are prefill engines, which encoders work
     for."""
-    computes = run.through_prefill or not services.disaggregated
-    return computes and services.encodes and bool(run.whole_prompt.media)
+    computes = run.through_prefill or not services.deployment.disaggregated
+    return computes and services.deployment.encodes and bool(run.whole_prompt.media)
 
 
 def goes_through_prefill(services: Services, run: Run) -> bool:
     """Or decode prefills by itself. Notes in ``run`` when that is because decode has most of the prompt."""
     settings, prompt = services.settings, run.whole_prompt
-    if not services.disaggregated:
+    if not services.deployment.disaggregated:
         return False
     if settings.policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
         return False

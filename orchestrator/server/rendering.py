@@ -50,7 +50,7 @@ class Rendering:
                     self._tried,
                     Affinity(self._session),
                     record=exchange.note_decision,
-                    suits=services.has_engines_for,
+                    suits=services.deployment.has_engines_for,
                 )
                 if member is None:
                     raise NoMembers("render", "there is no render tier")

@@ -159,10 +159,8 @@ class Run:
         self, role: Literal["prefill", "decode"], member: Member, reported: int | None
     ) -> None:
         """What was believed to be cached on ``member`` with what it ``reported``, in tokens."""
-        services = self._services
-        pool = services.prefill_pool if role == "prefill" else services.decode_pool
         if reported is not None and (chosen := self._predicted.get(role)) is not None:
-            services.compare_cached(pool, member, chosen, self.affinity, reported)
+            self._services.prefix_caches.compare(role, member, chosen, self.affinity, reported)
 
     def encoded(self, prompt: legs.RenderedPrompt) -> None:
         """Every image of the prompt has been with encoders, or is left to the engine that gets ``prompt``."""

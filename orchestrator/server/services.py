@@ -7,43 +7,42 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 from pydantic import SecretStr
 
-from orchestrator.core.common import Common
 from orchestrator.core.item_store import ItemStore
 from orchestrator.core.kv_params import UsedParams
-from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.membership import Key
 from orchestrator.core.parity import Role
-from orchestrator.core.prefix import PrefixIndex, block_hashes
+from orchestrator.core.prefix import PrefixIndex
 from orchestrator.core.request_machine import Policy, build_table
 from orchestrator.core.request_records import RequestRecords
-from orchestrator.core.selection import Affinity, Candidate, PolicyName
+from orchestrator.core.selection import PolicyName
 from orchestrator.hops.decode import DecodeClient
 from orchestrator.hops.derender import DerenderClient
 from orchestrator.hops.encode import EncodeClient
-from orchestrator.hops.errors import Absent, GivenUp, HopError, HopName, Misconfigured, NoMembers, Unreachable
+from orchestrator.hops.errors import Absent, GivenUp, HopError, HopName, Misconfigured, Unreachable
 from orchestrator.hops.prefill import PrefillClient, abort
 from orchestrator.hops.render import RenderClient
 from orchestrator.hops.sessions import SessionPool
 from orchestrator.hops.tls import Tls
 from orchestrator.hops.transport import Transport
-from orchestrator.pool.discovery import Answer
 from orchestrator.pool.member import Member
 from orchestrator.pool.pool import Pool
 from orchestrator.server.admission import Admission
 from orchestrator.server.conversations import KeptConversations
+from orchestrator.server.deployment import Deployment
 from orchestrator.server.drains import Drains
 from orchestrator.server.fleet import Fleet, FleetLimits
 from orchestrator.server.integrity import Integrity
 from orchestrator.server.kept_turns import KeptTurns
 from orchestrator.server.kv_indexes import KvIndexes
 from orchestrator.server.metrics import Metrics
+from orchestrator.server.prefix_caches import PrefixCaches
+from orchestrator.server.probes import Probes
 from orchestrator.server.sources import declared_facts, fixed_members, sources
 from orchestrator.server.stores import open_store, open_turn_store
 from orchestrator.server.supervisor import Supervisor
@@ -74,6 +73,7 @@ class Services:
         self._tls = Tls(members.tls.ca, members.tls.certificate, members.tls.key)
         # Probes do not count as open exchanges: they run when the process is idle.
         self._probe_transport = self._transport(members.engine_api_key, counted=False)
+        probes = Probes(self._probe_transport, settings.health)
         self._render_transport = self._transport(members.render_api_key)
         self.engine_transport = self._transport(members.engine_api_key)
         self.render_client = RenderClient(self._render_transport)
@@ -108,7 +108,7 @@ class Services:
         self.prefill_pool = self._pool("prefill", settings.selection.prefill)
         self.decode_pool = self._pool("decode", settings.selection.decode)
         self.pools = (self.render_pool, self.encode_pool, self.prefill_pool, self.decode_pool)
-        by_role = {pool.role: pool for pool in self.pools}
+        by_role: dict[Role, Pool] = {pool.role: pool for pool in self.pools}
         self.metrics = Metrics(self.integrity, self.pools, settings.server.recent_requests)
         self.records = RequestRecords(settings.server.explained_requests)
         self.store = open_store(
@@ -136,6 +136,7 @@ class Services:
         )
         self.metrics.watch_gates(self.admission.gates.values())
         self.kv_indexes = KvIndexes(settings, self.pools, self.metrics)
+        self.prefix_caches = PrefixCaches(settings.selection, by_role, self.kv_indexes, self.metrics)
         health = settings.health
         self.fleet = Fleet(
             # In the order of judgement: whom encoders differ from stays.
@@ -148,11 +149,12 @@ class Services:
             declared=declared_facts(settings),
             min_version=settings.parity.min_version,
             limits=FleetLimits(health.interval, settings.parity.recheck, settings.membership.timeout),
-            probe=self._probe,
-            get=self._get,
+            probe=probes.well,
+            get=probes.get,
             on_change=self._member_changed,
         )
         self.metrics.watch_sources(self.fleet.sources)
+        self.deployment = Deployment(settings, by_role, self.fleet)
         policy = settings.policy
         self.policy = Policy(
             held_kv=policy.held_kv,
@@ -167,61 +169,6 @@ class Services:
         """No new requests; those under way are finished."""
         self.drains = Drains(workers_directory, health.interval, self._drained)
         self._following: asyncio.Task[None] | None = None
-
-    @property
-    def disaggregated(self) -> bool:
-        """Four hops, where there are prefill members or are to be; three otherwise."""
-        return self.settings.expects("prefill") or self.fleet.has_had("prefill")
-
-    @property
-    def encodes(self) -> bool:
-        """Images go to encoders first, where there are any or are to be."""
-        return self.settings.expects("encode") or self.fleet.has_had("encode")
-
-    def missing_roles(self) -> list[str]:
-        """Roles that are needed and have no member that is well."""
-        needed = [self.render_pool, self.decode_pool]
-        if self.disaggregated:
-            needed.append(self.prefill_pool)
-        if self.encodes and self.settings.policy.encode_failure == "fail":
-            needed.append(self.encode_pool)
-        missing: list[str] = [pool.role for pool in needed if not pool.ready]
-        if not missing and self.disaggregated and not self.pairable:
-            missing.append("prefill")
-        return missing
-
-    @property
-    def pairable(self) -> frozenset[str]:
-        """Configuration generations with prefill and decode members."""
-        return self.prefill_pool.generations & self.decode_pool.generations
-
-    def has_engines_for(self, render: Member) -> bool:
-        """Whether there are engines for what this render tier renders."""
-        if not render.generation:
-            return True
-        return render.generation in (self.pairable if self.disaggregated else self.decode_pool.generations)
-
-    @property
-    def engine_limits(self) -> Common:
-        """What every engine can take, as far as is known."""
-        found, configured = self.fleet.common, self.settings.policy.vocab_size
-        sizes = [size for size in (found.vocab_size, configured) if size is not None]
-        return replace(found, vocab_size=min(sizes, default=None))
-
-    @property
-    def engine_capabilities(self) -> frozenset[str]:
-        """What the configuration says, corrected by what the decode engines report."""
-        capabilities: frozenset[str] = self.settings.policy.engine_capabilities
-        reported = self.fleet.common.structured_outputs
-        if reported is None:
-            return capabilities
-        return capabilities | {"structured_outputs"} if reported else capabilities - {"structured_outputs"}
-
-    def require_decode(self) -> None:
-        """Raises ``NoMembers`` when no decode leg could be sent now. Asked before prefill, whose KV nobody
-        would pull."""
-        if not self.decode_pool.available:
-            raise NoMembers("decode", "no decode engine is available")
 
     async def start(self) -> None:
         """Begin to follow the members. Returns when each has been looked at once."""
@@ -300,42 +247,6 @@ class Services:
             for exchange in list(self.exchanges):
                 exchange.member_died(member)
 
-    def compare_cached(
-        self, pool: Pool, member: Member, chosen: Candidate, affinity: Affinity, reported: int
-    ) -> None:
-        """Check the indexes against how many tokens the engine found cached. An engine that has far less than
-        it was given before has lost its cache, so what is believed of it is dropped."""
-        if chosen.reported_tokens is not None and affinity.prompt is not None and member.reports is not None:
-            self.kv_indexes.compare(pool.role, member, affinity.prompt, chosen.reported_tokens, reported)
-        predicted = 0 if chosen.exact else chosen.cached_blocks * self.settings.selection.prefix_block_tokens
-        if not predicted:
-            return
-        drifted = reported < predicted / 2
-        self.metrics.predictions.labels(pool.role, "drifted" if drifted else "held").inc()
-        if drifted:
-            log.warning("cache prediction", member=member.url, predicted=predicted, reported=reported)
-            pool.forget(member)
-
-    @property
-    def wants_blocks(self) -> bool:
-        """Whether anything looks at the hashes of prompts."""
-        return self.prefill_pool.index is not None or self.decode_pool.index is not None
-
-    def affinity(self, session: str | None, prompt: RenderedPrompt) -> Affinity:
-        if not self.wants_blocks:
-            return Affinity(session)
-        selection = self.settings.selection
-        return Affinity(
-            session,
-            block_hashes(
-                prompt.identified_ids,
-                block=selection.prefix_block_tokens,
-                max_blocks=selection.prefix_blocks,
-                seed=prompt.cache_identity,
-            ),
-            self.kv_indexes.looked_up(prompt),
-        )
-
     def note_unusable_prefill(self, member: Member, leg: str, problem: str) -> None:
         self.metrics.unusable_prefills.inc()
         log.warning("unusable prefill", member=member.url, leg=leg, problem=problem)
@@ -400,24 +311,3 @@ class Services:
             block_tokens=self.settings.selection.prefix_block_tokens,
             asks_the_dead=asks_the_dead,
         )
-
-    async def _probe(self, role: Role, url: str) -> bool:
-        if role != "render":
-            return await self._status(url + self.settings.health.path_engine) == 200
-        status = await self._status(url + self.settings.health.path_render)
-        if status == 404:
-            # A render tier without a readiness path is ready when it is alive.
-            status = await self._status(f"{url}/health")
-        return status == 200
-
-    async def _status(self, url: str) -> int | None:
-        answer = await self._get(url)
-        return None if answer is None else answer.status
-
-    async def _get(self, url: str) -> Answer | None:
-        """None when there was no answer in time."""
-        try:
-            reply = await self._probe_transport.get(url, self.settings.health.timeout)
-        except HopError:
-            return None
-        return Answer(reply.status, reply.body)

@@ -21,22 +21,23 @@ LAST: Final = 60
 
 def status(services: Services) -> dict[str, Any]:
     """Counts and latencies are this worker's; where there are several, ``/metrics`` has those of all."""
+    deployment = services.deployment
     return {
         "version": __version__,
         "config": services.settings.digest(),
         "worker": os.getpid(),
         "uptime_seconds": round(time.monotonic() - services.started_at, 3),
         "draining": services.draining,
-        "missing_roles": services.missing_roles(),
+        "missing_roles": deployment.missing_roles(),
         "in_flight": services.integrity.in_flight,
         "pools": {
             pool.role: [_member(pool, member) for member in (*pool.members, *pool.leaving)]
             for pool in services.pools
         },
         "engine_limits": {
-            "vocab_size": services.engine_limits.vocab_size,
-            "max_model_len": services.engine_limits.max_model_len,
-            "capabilities": sorted(services.engine_capabilities),
+            "vocab_size": deployment.engine_limits.vocab_size,
+            "max_model_len": deployment.engine_limits.max_model_len,
+            "capabilities": sorted(deployment.engine_capabilities),
         },
         "sources": [_source(followed) for followed in services.fleet.sources],
         "queues": {

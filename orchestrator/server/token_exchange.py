@@ -82,7 +82,7 @@ class TokenExchange(Exchange):
     async def _render(self, run: Run) -> None:
         try:
             await self.enter()
-            limits = self.services.engine_limits
+            limits = self.services.deployment.engine_limits
             self._check_vocabulary()
             prompt = self._asked.filled(limits.max_model_len)
         except ApiError as error:

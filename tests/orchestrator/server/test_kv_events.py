@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from orchestrator.core.kv_events import AllBlocksCleared, BlockStored, KvEvent
 from orchestrator.kv_event_settings import KvEvents
 from orchestrator.server.kv_indexes import KvIndexes
+from orchestrator.server.prefix_caches import PrefixCaches
 from orchestrator.settings import Settings
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import GENERATE, Tier, serving
@@ -52,6 +53,9 @@ async def reporting(stack: Stack, **settings: Any) -> AsyncIterator[list[Engine]
     events = KvEvents.model_validate({"endpoints": endpoints} | settings)
     config = services.settings.model_copy(update={"kv_events": events})
     services.kv_indexes = KvIndexes(config, services.pools, services.metrics)
+    services.prefix_caches = PrefixCaches(
+        config.selection, {pool.role: pool for pool in services.pools}, services.kv_indexes, services.metrics
+    )
     services.kv_indexes.start()
     try:
         for engine in engines:

@@ -16,7 +16,7 @@ import grimp
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.core.request_machine import (  # noqa: E402
+from orchestrator.core.request_table import (  # noqa: E402
     INITIAL,
     TERMINAL,
     TRANSITIONS,

@@ -1,4 +1,4 @@
-"""Write docs/request-machine.md from the tables of `orchestrator.core.request_machine`.
+"""Write docs/request-machine.md from the tables of `orchestrator.core.request_table`.
 
 python scripts/request_machine_diagram.py          # write
 python scripts/request_machine_diagram.py --check  # exit 1 when the file is not what the tables say
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.core.request_machine import (
+from orchestrator.core.request_table import (
     ABORT_EARLY,
     FREE_HELD_KV,
     IMPOSSIBLE,
@@ -28,7 +28,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "request-machine.md"
 
 HEAD = """# The life of a run
 
-Generated from the tables in `orchestrator/core/request_machine.py` by
+Generated from the tables in `orchestrator/core/request_table.py` by
 `scripts/request_machine_diagram.py`; the theory of operation is that module's docstring. A *run* is one
 answer choice of one prompt.
 """

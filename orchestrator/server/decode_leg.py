@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
 from orchestrator.core.coalescing import Output, WeightVersionSpan
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.hops.decode import DecodeStream
 from orchestrator.hops.errors import Garbled, HopError
 from orchestrator.hops.messages import EngineAnswer, present

@@ -23,7 +23,7 @@ from orchestrator.core.encoding import (
     with_encodings,
 )
 from orchestrator.core.legs import RenderedPrompt
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.core.selection import Affinity
 from orchestrator.hops.errors import (
     Failed,

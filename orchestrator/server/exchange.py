@@ -22,7 +22,7 @@ from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import StreamEnd, dialect_of
 from orchestrator.core.generation import Generation
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.core.selection import Decision
 from orchestrator.core.timing import Timing
 from orchestrator.core.usage import RunUsage, Usage, total

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import legs
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.hops.errors import Failed, GivenUp, HopError, Overloaded, TimedOut
 from orchestrator.hops.prefill import Prefilled
 from orchestrator.pool.member import Member

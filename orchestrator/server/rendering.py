@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.core.media import data_of
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.core.selection import Affinity
 from orchestrator.hops.errors import HopError, NoMembers
 from orchestrator.hops.render import Rendered

@@ -19,7 +19,8 @@ import structlog
 
 from orchestrator.core import legs
 from orchestrator.core.coalescing import Output
-from orchestrator.core.request_machine import INITIAL, Effect, Event, RequestMachine, State
+from orchestrator.core.request_machine import RequestMachine
+from orchestrator.core.request_table import INITIAL, Effect, Event, State
 from orchestrator.core.selection import Affinity, Candidate, Decision, PolicyName
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.errors import HopError, NoMembers, TimedOut, Unreachable

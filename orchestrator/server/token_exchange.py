@@ -14,7 +14,7 @@ from time import perf_counter
 from orchestrator.core import token_out
 from orchestrator.core.access import OUTPUT_LIMITS
 from orchestrator.core.coalescing import Output
-from orchestrator.core.request_machine import Event
+from orchestrator.core.request_table import Event
 from orchestrator.core.token_in import TokenRequest, read_token_request
 from orchestrator.core.token_out import PromptEcho
 from orchestrator.hops.derender import Derendered

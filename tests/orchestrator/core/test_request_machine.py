@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from orchestrator.core.request_machine import (
+from orchestrator.core.request_machine import ImpossibleEvent, Policy, RequestMachine, build_table
+from orchestrator.core.request_table import (
     ABORT_EARLY,
     FREE_HELD_KV,
     IMPOSSIBLE,
@@ -18,12 +19,8 @@ from orchestrator.core.request_machine import (
     WITHOUT_CLIENT,
     Effect,
     Event,
-    ImpossibleEvent,
-    Policy,
-    RequestMachine,
     Row,
     State,
-    build_table,
 )
 from scripts import request_machine_diagram
 

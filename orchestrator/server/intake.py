@@ -200,7 +200,11 @@ def _priority(headers: Mapping[str, str], in_body: Any) -> int:
 
 
 def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
-    return msgspec.json.decode(fields[name]) if name in fields else None
+    """What a field holds; that it is JSON says nothing of its numbers. Raises ``BadRequest``."""
+    try:
+        return msgspec.json.decode(fields[name]) if name in fields else None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{name}: {error}", param=name) from error
 
 
 def _truthy(value: Any) -> bool:

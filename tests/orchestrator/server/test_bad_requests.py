@@ -45,6 +45,29 @@ async def test_bodies_that_are_not_requests(launch: Launch, body: bytes, headers
         await stack.settled()
 
 
+@pytest.mark.parametrize("value", ["1e400", "[-1e999]", "1" * 5000])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/chat/completions", "model"),
+        ("/v1/chat/completions", "continuation"),
+        ("/v1/completions", "echo"),
+        ("/v1/responses", "conversation"),
+        ("/v1/messages", "timeout"),
+    ],
+)
+async def test_a_number_that_is_out_of_range_is_named(
+    launch: Launch, path: str, name: str, value: str
+) -> None:
+    async with launch() as stack:
+        body = f'{{"{name}": {value}}}'
+        answer = await stack.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert f"{name}: " in answer.text
+        assert "out of range" in answer.text
+        await stack.settled()
+
+
 async def test_a_body_that_is_too_large(launch: Launch) -> None:
     async with launch(settings={"limits": {"body_bytes": 100}}) as stack:
         body = json.dumps(GOOD | {"user": "x" * 100}).encode()

@@ -20,6 +20,9 @@ from typing import Any, BinaryIO
 import cv2
 import cv2.videoio_registry
 
+STREAMS = 3
+"""Standard input, output and error: the files that this program has."""
+
 
 class Unreadable(ValueError):
     pass
@@ -27,6 +30,7 @@ class Unreadable(ValueError):
 
 def main(cpu_seconds: float, memory_bytes: int) -> None:
     """``cpu_seconds``: for each request; a process that nobody waits for any more ends then, too."""
+    reader = _reader()
     _limit(memory_bytes)
     cv2.setNumThreads(1)
     given, answers = sys.stdin.buffer, sys.stdout.buffer
@@ -36,7 +40,7 @@ def main(cpu_seconds: float, memory_bytes: int) -> None:
         data = given.read(asked["size"])
         try:
             # Not released: OpenCV drops the file while Python's lock is not held, and crashes.
-            capture = _opened(data)
+            capture = _opened(data, reader)
             if asked["indices"] is None:
                 _say(answers, _about(capture))
             else:
@@ -48,11 +52,19 @@ def main(cpu_seconds: float, memory_bytes: int) -> None:
             _say(answers, {"error": str(error)})
 
 
+def _reader() -> int | None:
+    """Found before the limits are set, as it may be in a library of its own."""
+    registry = cv2.videoio_registry
+    return next(filter(registry.hasBackend, registry.getStreamBufferedBackends()), None)
+
+
 def _limit(memory_bytes: int) -> None:
+    """Nor can a file or a socket be opened any more: formats name further files and addresses."""
     for what, most in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, STREAMS),
     ):
         resource.setrlimit(what, (most, most))
 
@@ -71,9 +83,7 @@ def _say(answers: BinaryIO, answer: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _opened(data: bytes) -> Any:
-    registry = cv2.videoio_registry
-    reader = next(filter(registry.hasBackend, registry.getStreamBufferedBackends()), None)
+def _opened(data: bytes, reader: int | None) -> Any:
     if reader is None:
         raise Unreadable("OpenCV has nothing here that reads videos from memory")
     try:

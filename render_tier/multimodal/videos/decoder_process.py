@@ -29,8 +29,10 @@ KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 SET = {
     "OPENCV_LOG_LEVEL": "OFF",
     "OPENCV_FFMPEG_LOGLEVEL": "-8",
-    "OPENCV_FFMPEG_CAPTURE_OPTIONS": "threads;1",
+    "OPENCV_FFMPEG_CAPTURE_OPTIONS": "threads;1|format_whitelist;mov,matroska,avi",
 }
+"""Formats are guessed by more than a file's first bytes: without the list, one of what begins as Matroska and
+goes on as SDP would be SDP, for which sockets are opened."""
 
 
 class DecoderPool:

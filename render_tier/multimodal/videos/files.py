@@ -15,7 +15,8 @@ MOST_COUNTED, LONGEST_SIDE = 1 << 24, 1 << 16
 
 def is_container(data: bytes) -> bool:
     """Whether it begins as MP4, QuickTime, 3GP, Matroska, WebM or AVI do. Others are not given to the
-    decoders: some formats name further files, and addresses, that they would open."""
+    decoders: some formats name further files, and addresses, that they would open. What only begins so is
+    read as one of these all the same (`decoder_process.SET`)."""
     return (
         data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
         or data.startswith(b"\x1aE\xdf\xa3")

@@ -20,6 +20,11 @@ from render_tier.protocol.errors import Unavailable
 from tests.support.video_corpus import FILES
 
 GIB = 1 << 30
+SESSION = (
+    b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 50040 RTP/AVP 96\n"
+    b"a=rtpmap:96 H264/90000\n"
+)
+"""Of SDP: which port a video is to be received at."""
 
 
 @pytest.fixture
@@ -90,6 +95,7 @@ def test_file_that_is_cut_off_has_fewer_frames(decoders: DecoderPool) -> None:
         (b"ffconcat version 1.0\nfile secret\n", "not a video of a known format"),
         (b"\0\0\0\x18ftypisom" + bytes(100), "not a readable video"),
         (b"\x1aE\xdf\xa3" + bytes(range(256)), "not a readable video"),
+        (b"\x1aE\xdf\xa3ABC\n" + SESSION, "not a readable video"),
         ("cut-header.mp4", "not a readable video"),
     ],
 )
@@ -216,3 +222,10 @@ def test_no_process_for_a_reader_is_an_overload(decoders: DecoderPool) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert opened(decoders, "short.mp4").size == (64, 48)
+
+
+def test_reader_can_open_neither_files_nor_sockets(decoders: DecoderPool) -> None:
+    opened(decoders, "short.mp4")
+    (reader,) = readers()
+    assert reader.rlimit(psutil.RLIMIT_NOFILE) == (3, 3)
+    assert reader.net_connections() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 from render_tier.server.pools import Overloaded
 
@@ -29,8 +30,9 @@ class MemoryBudget:
             async with asyncio.timeout(self._max_wait):
                 await entry[1]
         except BaseException as error:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if entry[1].cancelled():
+                with suppress(ValueError):  # it was passed over already
+                    self._waiting.remove(entry)
                 self._admit()
             else:  # its turn came as it was given up
                 self.give_back(amount)
@@ -43,7 +45,13 @@ class MemoryBudget:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self.held + self._waiting[0][0] <= self.total:
-            amount, turn = self._waiting.popleft()
-            self.held += amount
-            turn.set_result(None)
+        while self._waiting:
+            amount, turn = self._waiting[0]
+            if turn.cancelled():  # by one that has not come to take itself out yet
+                self._waiting.popleft()
+            elif self.held + amount <= self.total:
+                self._waiting.popleft()
+                self.held += amount
+                turn.set_result(None)
+            else:
+                return

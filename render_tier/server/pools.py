@@ -58,6 +58,10 @@ class _Job:
         """Settled when it is over, where its caller has been cancelled."""
 
 
+def _nothing() -> None:
+    """The work of a job that was given up, which keeps nothing of its caller's in memory."""
+
+
 class WorkPool:
     def __init__(self, name: str, *, threads: int, max_queue: int, max_wait: float, metrics: Metrics) -> None:
         """``max_wait``: seconds that a job may wait; one that will, or did, wait longer is refused."""
@@ -113,7 +117,9 @@ class WorkPool:
             result: Result = await job.answer
             return result
         except asyncio.CancelledError:
-            if not self._taken(job) and not job.over:
+            if self._taken(job):
+                job.work = _nothing  # it is in the queue until a thread comes to it, which may take long
+            elif not job.over:
                 job.given_up = job.loop.create_future()
                 await job.given_up
             raise

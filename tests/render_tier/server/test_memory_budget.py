@@ -61,3 +61,19 @@ async def test_who_gives_up_as_its_turn_comes_gives_it_back() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert budget.held == 0
+
+
+async def test_who_has_given_up_is_passed_over() -> None:
+    """Told to end, it has not run yet when another one gives back."""
+    budget = MemoryBudget(10, max_wait=10)
+    await budget.take(10)
+    leaving, staying = asyncio.create_task(budget.take(4)), asyncio.create_task(budget.take(10))
+    await settle()
+    leaving.cancel()
+    budget.give_back(10)
+    await staying
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert budget.held == 10
+    budget.give_back(10)
+    assert budget.held == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from weakref import ref
 
 import pytest
 
@@ -127,3 +129,25 @@ async def test_a_pool_that_closes_drops_what_waits() -> None:
     await asyncio.to_thread(release.set)
     assert await running
     await closing
+
+
+async def test_a_job_that_was_given_up_keeps_nothing_in_memory() -> None:
+    """Its place in the queue outlives it, for as long as the thread takes for the job before."""
+
+    class File:
+        def length(self) -> int:
+            return 0
+
+    work_pool, release = pool(), threading.Event()
+    running = await started(work_pool, release)
+    file = File()
+    gone, waiting = ref(file), asyncio.create_task(work_pool.run(file.length))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    del file, waiting
+    gc.collect()
+    assert gone() is None
+    await asyncio.to_thread(release.set)
+    assert await running
+    await asyncio.to_thread(work_pool.close)

@@ -175,7 +175,7 @@ class PolicySettings(Section):
     encoded_images: Literal["whole", "metadata"] = "whole"
     """What that engine gets of an image that is encoded: all of it, to compute the image where it does not
     find what the encoder has made, or only what the placeholders need. With "metadata" an engine that does
-    not find it fails; a vLLM with the ECExampleConnector ends."""
+    not find it fails; a vLLM with the ECExampleConnector ends. Not beside ``known_images = "named"``."""
     known_images: Literal["whole", "named"] = "whole"
     """What an engine gets of an image that it has been given before: all of it, or its name, and all of it
     where it does not have it any more. A vLLM that keeps no images (``--mm-processor-cache-gb 0`` or type
@@ -328,6 +328,18 @@ class Settings(Section):
         if self.policy.known_images == "named" and self.policy.client_features:
             raise ValueError(
                 "policy.known_images: with client_features any client could give an image another's name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_of_whole_images(self) -> Settings:
+        """A vLLM keeps the metadata of an encoded image under the image's own name. Which of two legs, or of
+        two orchestrators, it comes to first is known to nobody here; and it ends of a name for an image of
+        which it has no more than that."""
+        if self.policy.known_images == "named" and self.policy.encoded_images == "metadata":
+            raise ValueError(
+                "policy.known_images: with encoded_images = metadata an engine may have no more than the"
+                " metadata of what it is sent the name of, and end"
             )
         return self
 

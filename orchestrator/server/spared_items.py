@@ -35,9 +35,6 @@ class SparedItems:
     def for_engine(self, prompt: legs.RenderedPrompt, member: Member) -> legs.RenderedPrompt:
         """``prompt``, of the next leg, without what ``member`` has been given."""
         self._spared, self._items = False, ()
-        if prompt.encodings is not None and prompt.lacks_data:
-            # What it is told of an encoded image takes the place of the image itself.
-            member.given.forget()
         if not self._applies(prompt, member):
             return prompt
         self._items, self._form, self._begun_at = prompt.media, prompt.form, member.given.times_forgotten

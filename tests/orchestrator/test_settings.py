@@ -186,3 +186,18 @@ async def test_the_docs_name_every_metric() -> None:
 def test_a_body_that_is_taken_fits_the_render_tier_together_with_what_derender_needs() -> None:
     ids_of_a_million_tokens = 8 * 2**20
     assert Settings().limits.body_bytes + ids_of_a_million_tokens <= RenderSettings(model="m").max_body_bytes
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        ({"client_features": True}, "any client could give an image another's name"),
+        ({"encoded_images": "metadata"}, "no more than the metadata of what it is sent the name of"),
+    ],
+)
+def test_images_are_not_named_where_a_name_may_stand_for_something_else(
+    policy: dict[str, Any], complaint: str
+) -> None:
+    Settings.model_validate({"policy": policy})
+    with pytest.raises(ValidationError, match=complaint):
+        Settings.model_validate({"policy": policy | {"known_images": "named"}})

@@ -345,27 +345,6 @@ async def test_hashes_that_clients_choose_are_no_paths_and_no_contents(launch: L
         await stack.settled()
 
 
-async def test_an_engine_that_was_told_of_an_encoding_is_not_believed_to_have_the_image(
-    launch: Launch,
-) -> None:
-    """A vLLM puts the one in the place of the other."""
-    settings = {"policy": {"encoded_images": "metadata", "known_images": "named"}}
-    async with launch(encode=1, settings=settings) as stack:
-        [encoder] = stack.encode
-        stack.prefill[0].images, stack.decode[0].images = {}, {}
-        for faults in ([Status(400)] * 2, [], [Status(400)] * 2, [Status(400)] * 2):
-            encoder.faults[GENERATE] = [*faults]
-            assert (await ask(stack)).status_code == 200
-        data = [leg["features"]["kwargs_data"] for leg in legs(stack.prefill)]
-        assert data == [
-            FEATURES["kwargs_data"],
-            NAMED["kwargs_data"],
-            FEATURES["kwargs_data"],
-            NAMED["kwargs_data"],
-        ]
-        await stack.settled()
-
-
 async def test_what_encoders_took_is_told(launch: Launch) -> None:
     async with launch(encode=1) as stack:
         await ask(stack)

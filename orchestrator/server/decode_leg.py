@@ -75,7 +75,7 @@ class DecodeLeg(Leg):
         self.span.end()
         services.decode_pool.succeeded(self.member)
         run.items.answered(self.member)
-        services.decode_pool.remember(self.member, run.affinity)
+        services.decode_pool.remember(self.member, run.members.affinity)
         run.post(Event.DECODE_ENDED)
 
     async def _failed(self, error: HopError) -> None:
@@ -102,7 +102,7 @@ class DecodeLeg(Leg):
             not self.run.machine.uses_prefill
             or not error.answered
             or self.services.settings.policy.retry_lone_decode
-            or self.services.decode_pool.elsewhere(self.run.tried)
+            or self.services.decode_pool.elsewhere(self.run.members.tried)
         )
 
     def _continuable(self, error: HopError) -> bool:
@@ -178,7 +178,7 @@ class DecodeLeg(Leg):
             return
         if usage is not None and usage.cached_tokens is not None:
             run.cached_tokens = usage.cached_tokens
-            run.compare_cached("decode", self.member, usage.cached_tokens)
+            run.members.compare_cached("decode", self.member, usage.cached_tokens)
         run.prompt_logprobs = present(answer.prompt_logprobs) or run.prompt_logprobs
 
 

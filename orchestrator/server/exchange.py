@@ -244,7 +244,7 @@ class Exchange:
                 self.runs.append(Run(self, index, choice))
                 self._open_runs += 1
             self.runs[index].prompt = prompt
-            self.runs[index].affinity = affinities[id(prompt)]
+            self.runs[index].members.affinity = affinities[id(prompt)]
 
     def note_decision(self, role: str, decision: Decision) -> None:
         if len(self.decisions) < NOTED_DECISIONS:

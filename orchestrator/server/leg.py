@@ -56,4 +56,4 @@ class Leg(ABC):
         """And prefer other members from now on."""
         self.span.end(error)
         self.services.note_failure(pool, self.member, error, self.leg_id)
-        self.run.tried.add(self.member.url)
+        self.run.members.tried.add(self.member.url)

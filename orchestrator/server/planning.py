@@ -74,7 +74,7 @@ def goes_through_prefill(services: Services, run: Run) -> bool:
     if settings.policy.skip_prefill_for_one_token and prompt.max_tokens == 1:
         return False
     if settings.policy.skip_prefill_below_uncached_tokens:
-        blocks = services.decode_pool.would_find_cached(run.affinity)
+        blocks = services.decode_pool.would_find_cached(run.members.affinity)
         cached = blocks * settings.selection.prefix_block_tokens
         if cached and len(prompt.token_ids) - cached < settings.policy.skip_prefill_below_uncached_tokens:
             run.decodes_where_cached = True

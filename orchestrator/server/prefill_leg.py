@@ -152,8 +152,8 @@ class PrefillLeg(Leg):
         run, services, timing = self.run, self.services, self.run.exchange.timing
         assert answer.kv_params is not None
         services.fleet.note_params(self.member, answer.kv_params)
-        run.compare_cached("prefill", self.member, answer.cached_tokens)
-        services.prefill_pool.remember(self.member, run.affinity)
+        run.members.compare_cached("prefill", self.member, answer.cached_tokens)
+        services.prefill_pool.remember(self.member, run.members.affinity)
         timing.mark("prefilled", perf_counter())
         timing.prefill_member = self.member.url
         if not run.continued:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
@@ -21,7 +21,6 @@ from orchestrator.core import legs
 from orchestrator.core.coalescing import Output
 from orchestrator.core.request_machine import RequestMachine
 from orchestrator.core.request_table import INITIAL, Effect, Event, State
-from orchestrator.core.selection import Affinity, Candidate, Decision, PolicyName
 from orchestrator.core.usage import RunUsage
 from orchestrator.hops.errors import HopError, NoMembers, TimedOut, Unreachable
 from orchestrator.pool.member import Member
@@ -31,6 +30,7 @@ from orchestrator.server.held_kv import HeldKv
 from orchestrator.server.leg import Leg
 from orchestrator.server.output import OutputPump, Source
 from orchestrator.server.prefill_leg import AskTurn, PrefillLeg
+from orchestrator.server.run_members import RunMembers
 from orchestrator.server.spared_items import SparedItems
 from render_tier.protocol.errors import ApiError
 
@@ -48,7 +48,6 @@ class Run:
         self.index = index
         self.choice = choice
         self.prompt: legs.RenderedPrompt | None = None
-        self.affinity = Affinity()
         self.through_prefill = False
         """A prefill engine computes the prompt; otherwise decode does."""
         self.decodes_where_cached = False
@@ -59,8 +58,7 @@ class Run:
         self.prompt_logprobs: msgspec.Raw | None = None
         self.kv_params: dict[str, Any] | None = None
         """Of the prefill that has just answered, until they are held."""
-        self.tried: set[str] = set()
-        """Members that have failed this run."""
+        self.members = RunMembers(exchange)
         self._services = services
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
@@ -73,7 +71,6 @@ class Run:
         self._decode_member: Member | None = None
         """Chosen for the next decode leg."""
         self._asked_for_turn = False
-        self._predicted: dict[str, Candidate] = {}
         self._kv = HeldKv(services)
         self.items = SparedItems(services)
         self._cleanup_timer: asyncio.TimerHandle | None = None
@@ -126,7 +123,7 @@ class Run:
     def member_died(self, member: Member) -> None:
         """A decode engine waits without end for KV that nobody is left to push."""
         if self._kv.holder is member and self._kv.pushed:
-            self.tried.add(member.url)
+            self.members.tried.add(member.url)
             error = Unreachable("prefill", "the prefill engine has died with its KV", member=member.url)
             self.post(self.machine.after_lease_end(), error)
 
@@ -155,13 +152,6 @@ class Run:
     @property
     def placement(self) -> legs.Placement:
         return self._services.settings.policy.kv_params_placement
-
-    def compare_cached(
-        self, role: Literal["prefill", "decode"], member: Member, reported: int | None
-    ) -> None:
-        """What was believed to be cached on ``member`` with what it ``reported``, in tokens."""
-        if reported is not None and (chosen := self._predicted.get(role)) is not None:
-            self._services.prefix_caches.compare(role, member, chosen, self.affinity, reported)
 
     def encoded(self, prompt: legs.RenderedPrompt) -> None:
         """Every image of the prompt has been with encoders, or is left to the engine that gets ``prompt``."""
@@ -213,29 +203,24 @@ class Run:
         self._wait_for_place("prefill", self._prefill_admitted, Event.PREFILL_FAILED)
 
     def _prefill_admitted(self) -> None:
-        member = self._prefill_member()
+        member = self.members.for_prefill(anew=self._anew)
         if member is None and self._encoded is not None:
             # Of another generation than the encoders, and able to compute the images by itself.
             self._encoded = None
-            member = self._prefill_member()
+            member = self.members.for_prefill(anew=self._anew)
         if member is None:
             nobody = NoMembers("prefill", "no prefill engine is available")
             self.post(self.machine.after_unusable_prefill(), nobody)
             return
-        self.exchange.generation.settle(member.generation)
         prompt = self.items.for_engine(self._prompt_to_compute(), member)
         turn = self._earlier_turn(member)
         self._begin(PrefillLeg(self, member, self._new_id("p"), prompt, self._place, turn))
         self._prepare_output()
 
-    def _prefill_member(self) -> Member | None:
-        paired = self._services.decode_pool.generations
-        return self._services.prefill_pool.choose(
-            self.tried,
-            self.affinity,
-            record=self._record,
-            suits=lambda member: member.generation in paired and self._of_our_generation(member),
-        )
+    @property
+    def _anew(self) -> bool:
+        """Nothing of the request depends on what engines have done so far."""
+        return len(self.exchange.runs) == 1 and not self.continued and self._encoded is None
 
     def _prompt_to_compute(self) -> legs.RenderedPrompt:
         """What encoders have made is for one engine: what is tried again after a failure goes without."""
@@ -260,32 +245,19 @@ class Run:
         self._wait_for_place("decode", self._decode_admitted, Event.DECODE_FAILED)
 
     def _decode_admitted(self) -> None:
-        policy: PolicyName | None = "prefix_affinity" if self.decodes_where_cached else None
-        pool = self._services.decode_pool
-        self._decode_member = pool.choose(
-            self.tried,
-            self.affinity,
-            policy=policy,
-            record=self._record,
-            suits=self._may_decode,
+        self._decode_member = self.members.for_decode(
+            self._kv.holder,
+            anew=self._anew,
+            policy="prefix_affinity" if self.decodes_where_cached else None,
             finishing=self._kv.held or self.continued,
         )
         if self._decode_member is None:
             nobody = NoMembers("decode", "no decode engine is available")
             # Others would need KV of their own: what is held is worth as much as after its lease.
-            elsewhere = self._kv.held and pool.available
+            elsewhere = self._kv.held and self._services.decode_pool.available
             self.post(self.machine.after_lease_end() if elsewhere else Event.DECODE_FAILED, nobody)
             return
-        self.exchange.generation.settle(self._decode_member.generation)
         self.post(Event.DECODE_ADMITTED)
-
-    def _may_decode(self, member: Member) -> bool:
-        holder = self._kv.holder
-        return self._of_our_generation(member) if holder is None else member.pulls_from(holder)
-
-    def _of_our_generation(self, member: Member) -> bool:
-        anew = len(self.exchange.runs) == 1 and not self.continued and self._encoded is None
-        return self.exchange.generation.allows(member.generation, anew=anew)
 
     def _start_decode(self) -> None:
         member = self._decode_member
@@ -311,8 +283,10 @@ class Run:
         """Goes ahead of whoever waits for a place: it is short, and what it frees is needed."""
         self._cancel_leg()
         self._kv.stop_timer()
+        holder = self._kv.holder
+        assert holder is not None
         kv_params, leg_id = self._kv.take_params(self._new_id("f"))
-        member = self._services.decode_pool.choose(self.tried, suits=self._may_decode, finishing=True)
+        member = self.members.for_freeing(holder)
         if member is None or kv_params is None:
             self.post(Event.DECODE_FAILED)
             return
@@ -433,10 +407,6 @@ class Run:
         self._leg = leg
         leg.start()
 
-    def _record(self, role: str, decision: Decision) -> None:
-        self._predicted[role] = decision.winner
-        self.exchange.note_decision(role, decision)
-
     def _wait_for_place(self, gate: GateName, on_in: Callable[[], None], refused: Event) -> None:
         self._place = self._services.admission.place(gate, self.exchange.who)
         self._place.enter(on_in, partial(self.post, refused))
@@ -444,7 +414,7 @@ class Run:
     def _lease_ended(self) -> None:
         error = TimedOut("decode", "prefilled KV expired before decode could use it")
         if self.machine.state is State.DECODING and self._leg is not None:
-            self.tried.add(self._leg.member.url)
+            self.members.tried.add(self._leg.member.url)
         self.post(self.machine.after_lease_end(), error)
 
     def _cancel_leg(self) -> None:

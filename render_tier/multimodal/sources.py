@@ -13,6 +13,8 @@ from pybase64 import b64decode
 
 SCHEMES = ("http", "https")
 FRAMES_TYPE = "video/jpeg"
+LONGEST_FILE_URL = 1 << 13
+"""Twice the characters of the longest path that there is. To resolve one takes the square of its length."""
 
 
 class Bounded(Protocol):
@@ -95,6 +97,8 @@ def _data(url: str, rules: SourceRules) -> bytes:
 def _file(url: str, rules: SourceRules) -> bytes:
     if rules.directory is None:
         raise SourceRefused("cannot load local files without `--allowed-local-media-path`")
+    if len(url) > LONGEST_FILE_URL:
+        raise SourceRefused(f"a file URL of more than {LONGEST_FILE_URL} characters")
     try:
         parts = urlsplit(url)
         path = Path(unquote(parts.netloc + parts.path)).resolve()

@@ -79,6 +79,7 @@ def test_file_below_the_directory(rules: SourceRules) -> None:
         ("missing.png", "cannot be read"),
         ("large.png", "larger than 100 bytes"),
         ("a%00b", "names no file"),
+        ("x/../" * 1_000_000 + "below/a b.png", "more than 8192 characters"),
     ],
 )
 def test_file_that_may_not_be_read(rules: SourceRules, path: str, message: str) -> None:

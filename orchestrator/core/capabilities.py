@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 Value = str | int | float | bool
 
 
@@ -172,14 +174,11 @@ class _ServerInfo(msgspec.Struct):
     vllm_config: _Config
 
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
 def from_models(body: bytes) -> Facts:
     """``/v1/models``: the card of the base model, adapters left out."""
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
-    except _UNREADABLE:
+    except UNREADABLE:
         return NOTHING
     card = next((card for card in cards if card.parent is None), None)
     return NOTHING if card is None else Facts(model=card.root, max_model_len=card.max_model_len)
@@ -189,7 +188,7 @@ def served_names(body: bytes) -> frozenset[str]:
     """The names in a ``/v1/models``."""
     try:
         return frozenset(card.id for card in msgspec.json.decode(body, type=_Cards).data)
-    except _UNREADABLE:
+    except UNREADABLE:
         return frozenset()
 
 
@@ -197,7 +196,7 @@ def from_version(body: bytes) -> Facts:
     """``/version``."""
     try:
         return Facts(version=msgspec.json.decode(body, type=_Version).version)
-    except _UNREADABLE:
+    except UNREADABLE:
         return NOTHING
 
 
@@ -205,7 +204,7 @@ def from_ready(body: bytes) -> Facts:
     """``/ready`` of our render tier."""
     try:
         ready = msgspec.json.decode(body, type=_Ready)
-    except _UNREADABLE:
+    except UNREADABLE:
         return NOTHING
     return Facts(tokenizer=ready.fingerprint, vocab_size=ready.vocab_size)
 
@@ -214,7 +213,7 @@ def from_server_info(body: bytes) -> Facts:
     """``/server_info?config_format=json``: vLLM's whole configuration."""
     try:
         config = msgspec.json.decode(body, type=_ServerInfo).vllm_config
-    except _UNREADABLE:
+    except UNREADABLE:
         return NOTHING
     model, cache = config.model_config or _ModelConfig(), config.cache_config or _CacheConfig()
     parallel, transfer = config.parallel_config or _ParallelConfig(), config.kv_transfer_config
@@ -256,7 +255,7 @@ def is_paused(body: bytes) -> bool | None:
     """``/is_paused``: whether the engine schedules nothing new until it is resumed."""
     try:
         return msgspec.json.decode(body, type=_Paused).is_paused
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 

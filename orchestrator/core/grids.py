@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 from msgspec.msgpack import Ext
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 RAW_TENSOR: Final = 3
 """Code of vLLM's msgpack extension for a tensor's bytes."""
 
@@ -80,14 +82,14 @@ def has_unreadable_grid(packed: bytes) -> bool:
 def _fields(packed: bytes | None) -> _Fields:
     try:
         return _Fields() if packed is None else _decoder.decode(packed)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _Fields()
 
 
 def _grid(told: msgspec.Raw) -> tuple[int, int, int] | None:
     try:
         field = _field_decoder.decode(told)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if field.data.type != "int64" or field.data.data.code != RAW_TENSOR:
         return None

@@ -14,6 +14,7 @@ import msgspec
 
 from orchestrator.core.capabilities import FACT_NAMES, NOTHING, Facts
 from orchestrator.core.parity import Role
+from render_tier.protocol.unreadable import UNREADABLE
 
 ROLES: tuple[Role, ...] = ("render", "prefill", "decode", "encode")
 
@@ -267,5 +268,5 @@ class EndpointSlices:
 def _decoded(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MembershipError(f"what the API server sent cannot be read: {error}") from error

@@ -20,6 +20,7 @@ from orchestrator.core.legs import RenderedPrompt
 from orchestrator.core.media import Features, FeaturesError, lacks_data, read_media
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.generate import SamplingParams, StreamOptions
+from render_tier.protocol.unreadable import UNREADABLE
 
 FIELDS: Final = (
     "token_ids", "sampling_params", "model", "cache_salt", "priority", "features", "reasoning_ended",
@@ -95,7 +96,7 @@ def read_token_request(body: bytes) -> TokenRequest:
         head = _body_decoder.decode(body)
         fields = _fields_decoder.decode(body)
         sampling = _sampling_decoder.decode(fields["sampling_params"])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _misshapen(str(error)) from error
     if not head.token_ids:
         raise BadRequest("token_ids must not be empty", param="token_ids")

@@ -19,10 +19,10 @@ from orchestrator.hops.errors import (
     Unreachable,
     error_from_answer,
 )
-from orchestrator.hops.generate import GENERATE, read_answer
+from orchestrator.hops.generate import ANSWERS, GENERATE
 from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
-from orchestrator.hops.transport import encode, garbled
+from orchestrator.hops.transport import decoded, encode, garbled
 
 Take = Callable[[EngineAnswer], None]
 
@@ -254,7 +254,7 @@ class DecodeClient:
 
 def _read(url: str, payload: bytes) -> EngineAnswer:
     """Raises for what is no answer to a request for one choice, or says that the engine gave it up."""
-    answer = read_answer("decode", url, payload)
+    answer = decoded(ANSWERS, "decode", url, payload)
     error = present(answer.error) if len(answer.error) else None
     if error is not None:
         detail = bytes(error)[:2000].decode("utf-8", "replace")

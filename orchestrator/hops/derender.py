@@ -17,11 +17,11 @@ import msgspec
 from orchestrator.hops.errors import Refused
 from orchestrator.hops.messages import ChunkFinish, DerenderStreamAnswer
 from orchestrator.hops.render import PATHS, Endpoint
-from orchestrator.hops.transport import Transport, encode, garbled
+from orchestrator.hops.transport import Transport, decoded, encode, garbled
 from render_tier.protocol.session import Notes
 
-_decoder = msgspec.json.Decoder(DerenderStreamAnswer)
-_finish_decoder = msgspec.json.Decoder(ChunkFinish)
+_answers = msgspec.json.Decoder(DerenderStreamAnswer)
+_finishes = msgspec.json.Decoder(ChunkFinish)
 
 CONTEXT_REQUIRED = 409
 
@@ -102,10 +102,7 @@ class DerenderClient:
             reply = await self._transport.call(
                 "derender", "POST", url, encode(request | full), budget=budget, headers=headers
             )
-        try:
-            answer = _decoder.decode(reply.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise garbled("derender", url, error) from error
+        answer = decoded(_answers, "derender", url, reply.body)
         done = derendered(answer.chunk, answer.events, answer.derender, url)
         stream.state = answer.stream_state
         stream.digest = answer.derender.context if answer.derender else None
@@ -137,10 +134,7 @@ def derendered(
         return Derendered(
             events, None, notes.finished, notes.empty, notes.completion_tokens, notes.reasoning_tokens
         )
-    try:
-        finish = _finish_decoder.decode(chunk)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise garbled("derender", source, error) from error
+    finish = decoded(_finishes, "derender", source, chunk)
     return Derendered(
         events=(chunk,),
         model=finish.model,

@@ -9,11 +9,11 @@ import msgspec
 
 from orchestrator.hops.errors import HopName
 from orchestrator.hops.messages import EngineAnswer
-from orchestrator.hops.transport import Transport, encode, garbled
+from orchestrator.hops.transport import Transport, decoded, encode
 
 GENERATE = "/inference/v1/generate"
 
-_decoder = msgspec.json.Decoder(EngineAnswer)
+ANSWERS = msgspec.json.Decoder(EngineAnswer)
 
 
 async def whole_answer(
@@ -27,12 +27,4 @@ async def whole_answer(
     """Of a request that does not stream. Raises ``HopError``."""
     url = base_url + GENERATE
     reply = await transport.call(hop, "POST", url, encode(request), budget=budget, headers=headers)
-    return read_answer(hop, url, reply.body)
-
-
-def read_answer(hop: HopName, url: str, body: bytes) -> EngineAnswer:
-    """Raises ``HopError`` for what is none."""
-    try:
-        return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise garbled(hop, url, error) from error
+    return decoded(ANSWERS, hop, url, reply.body)

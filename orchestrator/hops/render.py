@@ -17,6 +17,7 @@ from orchestrator.core.legs import (
     with_known_data,
 )
 from orchestrator.hops.transport import Reply, Transport, garbled
+from render_tier.protocol.unreadable import UNREADABLE
 
 Endpoint = Literal["chat", "completions", "messages", "responses", "generate"]
 
@@ -48,7 +49,7 @@ def model_card(models: bytes, name: str) -> msgspec.Raw | None:
     try:
         cards = msgspec.json.decode(models, type=_Models).data
         return next((card for card in cards if msgspec.json.decode(card, type=_Name).id == name), None)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise garbled("render", "/v1/models", error) from error
 
 
@@ -56,7 +57,7 @@ def models_for(models: bytes, seen: Callable[[str], bool]) -> bytes:
     """A list of models with those alone whose names are ``seen``. Raises ``HopError``."""
     try:
         cards = [c for c in _models_decoder.decode(models).data if seen(_name_decoder.decode(c).id)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise garbled("render", "/v1/models", error) from error
     return msgspec.json.encode({"object": "list", "data": cards})
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from yarl import URL
@@ -16,6 +16,9 @@ from orchestrator.hops.connections import Connections
 from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, TooLarge, error_from_answer
 from orchestrator.hops.tls import SYSTEM_TLS, Tls
 from orchestrator.hops.websocket import Owner, WebSocket
+from render_tier.protocol.unreadable import UNREADABLE
+
+Message = TypeVar("Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,16 @@ def timeout_as_hop_error(hop: HopName, url: str) -> Iterator[None]:
 
 encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
 """A message as JSON."""
+
+
+def decoded(
+    decoder: msgspec.json.Decoder[Message], hop: HopName, url: str, body: bytes | msgspec.Raw
+) -> Message:
+    """An answer of ``hop``. Raises ``HopError`` for what is none."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise garbled(hop, url, error) from error
 
 
 def garbled(hop: HopName, url: str, error: Exception) -> HopError:

@@ -18,6 +18,7 @@ from orchestrator.server.services import Services
 from orchestrator.server.sibling_metrics import QUESTION_BYTES, Siblings
 from orchestrator.server.token_exchange import abort
 from render_tier.protocol.errors import ApiError, BadRequest
+from render_tier.protocol.unreadable import UNREADABLE
 
 PATH = "/inference/v1/abort_requests"
 
@@ -100,5 +101,5 @@ def _ids(body: bytes) -> frozenset[str]:
     """Raises ``BadRequest``."""
     try:
         return frozenset(msgspec.json.decode(body, type=_Body).request_ids)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest(f"the body must have a list of request_ids: {error}", param="request_ids") from error

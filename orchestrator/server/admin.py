@@ -22,6 +22,7 @@ from orchestrator.server.services import Services
 from orchestrator.server.status import status
 from orchestrator.server.status_page import HEADERS, PAGE, wants_page
 from render_tier.protocol.errors import ApiError, BadRequest, NotFound
+from render_tier.protocol.unreadable import UNREADABLE
 
 MAX_BODY = 64 * 1024
 
@@ -119,5 +120,5 @@ async def _target(request: Request) -> _Target:
             raise BadRequest("the body is too large")
     try:
         return msgspec.json.decode(body or b"{}", type=_Target)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest(f"the body is not understood: {error}") from error

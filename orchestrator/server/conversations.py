@@ -25,6 +25,7 @@ from orchestrator.server.metrics import Metrics
 from orchestrator.turn_settings import ConversationSettings
 from render_tier.protocol.errors import ApiError, BadGateway, ContinuationRefused, Unavailable
 from render_tier.protocol.generate import ContinuationReport
+from render_tier.protocol.unreadable import UNREADABLE
 
 Missing = Literal["unknown_conversation", "store_unavailable"]
 DETAILS: Final[dict[str, str]] = {
@@ -127,7 +128,7 @@ class Conversation:
         told = prompt.fields.get("continuation")
         try:
             report = None if told is None else msgspec.json.decode(told, type=ContinuationReport)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             report = None
         if report is None:
             reason = self._missing or "not_supported"

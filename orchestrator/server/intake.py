@@ -19,6 +19,7 @@ from orchestrator.core.deadline import requested_timeout
 from orchestrator.hops.render import Endpoint
 from orchestrator.server.admission import Who
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.unreadable import UNREADABLE
 
 FORWARDED_HEADERS: Final = (
     "traceparent", "tracestate", "baggage", "x-session-id", "x-vllm-priority", "x-data-parallel-rank",
@@ -99,7 +100,7 @@ def read_request(
         raise _malformed("Unsupported Media Type: Only 'application/json' is allowed")
     try:
         fields = _object_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _malformed(f"The body is not a JSON object: {error}") from error
     if endpoint == "completions" and _truthy(_value(fields, "echo")):
         raise BadRequest(

@@ -10,6 +10,7 @@ import msgspec
 
 from orchestrator.core.turns import Miss, Search, Turn, Turns, place_of
 from orchestrator.hops.shared_store import SharedStore, StoreDown
+from render_tier.protocol.unreadable import UNREADABLE
 
 Kept = Literal["kept", "short", "store_unavailable"]
 
@@ -98,7 +99,7 @@ class SharedTurns:
             return "not_a_prefix" if search.began_so else "nothing_held"
         try:
             entry = _entry_decoder.decode(taken.value)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return "nothing_held"
         if entry.tokens != lengths[taken.key]:
             return "nothing_held"

@@ -11,6 +11,7 @@ import msgspec
 from render_tier.client.errors import Unreadable
 from render_tier.client.records import Chat, Prompt, Sample
 from render_tier.protocol.generate import GenerateResponse
+from render_tier.protocol.unreadable import UNREADABLE
 
 FINGERPRINT = "x-render-fingerprint"
 RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
@@ -163,5 +164,5 @@ def _aligned(told: Sequence[Any] | None, token_ids: list[int]) -> list[float] | 
 def _decoded(body: bytes, kind: type[Read]) -> Read:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Unreadable(f"the answer cannot be read: {error}") from error

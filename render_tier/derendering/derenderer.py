@@ -29,6 +29,7 @@ from render_tier.protocol.derender import (
     StreamStart,
 )
 from render_tier.protocol.errors import BadRequest
+from render_tier.protocol.unreadable import UNREADABLE
 from render_tier.protocol.validation import misshapen
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatDerender)
@@ -116,5 +117,5 @@ def decoded(decoder: msgspec.json.Decoder[Message], body: bytes | str) -> Messag
         )
         kind = "missing" if "missing required field" in text else "value_error"
         raise misshapen([{"type": kind, "loc": location, "msg": text}]) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise misshapen([{"type": "json_invalid", "loc": (), "msg": f"JSON decode error: {error}"}]) from None

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 
 class ErrorInfo(msgspec.Struct, frozen=True):
     message: str
@@ -146,7 +148,7 @@ def read_error(body: bytes) -> ErrorInfo | None:
     be a number (0); None for anything else."""
     try:
         error = msgspec.json.decode(body, type=_Body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if not isinstance(error, _Info) or not error.message:
         return None

@@ -18,6 +18,7 @@ from orchestrator.core.dialects.dialect import Counted, StreamEnd, UnreadableAns
 from orchestrator.core.sse import named_frame
 from orchestrator.core.usage import Usage
 from render_tier.protocol.errors import ApiError
+from render_tier.protocol.unreadable import UNREADABLE
 
 PING: Final = named_frame(b"ping", b'{"type":"ping"}')
 STOP: Final = named_frame(b"message_stop", b'{"type":"message_stop"}')
@@ -65,7 +66,7 @@ class Anthropic:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _message_decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UnreadableAnswer(str(error)) from error
         details = usage.output_tokens_details
         return Counted(usage.output_tokens, details.thinking_tokens if details else None)

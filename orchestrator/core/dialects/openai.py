@@ -16,6 +16,7 @@ from orchestrator.core.dialects.dialect import Counted, StreamEnd, UnreadableAns
 from orchestrator.core.sse import DONE_FRAME, KEEPALIVE_FRAME, frame
 from orchestrator.core.usage import Usage
 from render_tier.protocol.errors import ApiError
+from render_tier.protocol.unreadable import UNREADABLE
 
 
 class OpenAI:
@@ -44,7 +45,7 @@ class OpenAI:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UnreadableAnswer(str(error)) from error
         details = usage.completion_tokens_details
         return Counted(usage.completion_tokens, details.reasoning_tokens if details else None)

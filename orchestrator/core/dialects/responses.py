@@ -18,6 +18,7 @@ from orchestrator.core.sse import KEEPALIVE_FRAME, named_frame
 from orchestrator.core.usage import Usage
 from render_tier.protocol.errors import ApiError
 from render_tier.protocol.response_stream import LIFECYCLE_ENDS, ResponseStream
+from render_tier.protocol.unreadable import UNREADABLE
 
 
 class Responses:
@@ -50,7 +51,7 @@ class Responses:
     def counted(self, body: bytes) -> Counted:
         try:
             usage = _response_decoder.decode(body).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UnreadableAnswer(str(error)) from error
         return Counted(usage.output_tokens, usage.output_tokens_details.reasoning_tokens)
 

@@ -14,6 +14,8 @@ from hashlib import blake2b
 
 import msgspec
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
@@ -34,7 +36,7 @@ def unpack(value: bytes) -> Spoken | None:
     """None for what nobody has packed."""
     try:
         return Spoken(*_decoder.decode(value))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

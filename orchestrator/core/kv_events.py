@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 BlockHash = bytes | int
 
 
@@ -63,7 +65,7 @@ def read_batch(payload: bytes) -> list[KvEvent]:
     they change cannot be followed."""
     try:
         return _decoder.decode(payload).events
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise GarbledEvents(str(error)) from error
 
 

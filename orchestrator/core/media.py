@@ -16,6 +16,7 @@ import msgspec
 
 from orchestrator.core.grids import grid_fault
 from orchestrator.core.long_strings import reference, referred, size_of
+from render_tier.protocol.unreadable import UNREADABLE
 
 
 class FeaturesError(ValueError):
@@ -104,7 +105,7 @@ def _packed(metadata: msgspec.Raw) -> bytes | None:
     """What is no base64 is an item's that tells nothing."""
     try:
         return msgspec.json.decode(metadata, type=bytes | None)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

@@ -35,6 +35,8 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
+from render_tier.protocol.unreadable import UNREADABLE
+
 VERSION: Final = 3
 HEADER: Final = struct.Struct("!B3xI")
 
@@ -111,7 +113,7 @@ def decode_header(header: bytes, max_length: int) -> tuple[Kind, int]:
 def decode_message(body: bytes, type_: type[M]) -> M:
     try:
         return msgspec.json.decode(body, type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"malformed {type_.__name__} message: {error}") from error
 
 

@@ -204,7 +204,7 @@ def _value(fields: Mapping[str, msgspec.Raw], name: str) -> Any:
     """What a field holds; that it is JSON says nothing of its numbers. Raises ``BadRequest``."""
     try:
         return msgspec.json.decode(fields[name]) if name in fields else None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequest(f"{name}: {error}", param=name) from error
 
 

@@ -15,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFile, ImageOps
 
+from render_tier.multimodal.jpeg_scans import has_more_scans
+
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 Color = tuple[int, int, int]
 BACKGROUND: Color = (255, 255, 255)
 ORIENTATION = 0x0112
 TURNED, SIDEWAYS = range(2, 9), range(5, 9)
 """Values of EXIF's orientation that are not upright; those that swap width and height."""
+JPEGS = ("JPEG", "MPO")
+MOST_SCANS = 100
+"""Of a JPEG, of which encoders write some ten; libtiff's bound for those within a TIFF."""
 SIZED_UPRIGHT = ("TIFF",)
 """Formats whose images have the size, when they are opened, that they have once they are turned."""
 LATE_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -32,7 +37,7 @@ class UnreadableImage(ValueError):
 
 
 class ImageTooLarge(ValueError):
-    """An image with more pixels than are allowed."""
+    """An image with more pixels than are allowed, or more passes over them."""
 
 
 def conversion(background: Color) -> dict[str, str | Color]:
@@ -54,6 +59,8 @@ class OpenedImage:
             raise ImageTooLarge(
                 f"the image has {width}x{height} pixels ({width * height}); at most {max_pixels} are allowed"
             )
+        if image.format in JPEGS and has_more_scans(data, MOST_SCANS):
+            raise ImageTooLarge(f"the image is more than {MOST_SCANS} scans of all its pixels")
         sideways = image.format not in SIZED_UPRIGHT and _announced_orientation(image, data) in SIDEWAYS
         self.size = (height, width) if sideways else (width, height)
         """Width and height once it is turned as its EXIF orientation says."""

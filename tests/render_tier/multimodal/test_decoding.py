@@ -164,3 +164,20 @@ def test_what_is_decoded_is_kept_by_nobody(form: str) -> None:
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_jpeg_of_endless_scans_is_refused_by_its_header() -> None:
+    """Each is a pass over all pixels, which takes a second where there are many, and 95 bytes."""
+    data = images.file(images.picture(64, 48), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    assert opened(data[:-2] + last * 90 + data[-2:]).pixels()[0].shape == (48, 64, 3)
+    with pytest.raises(ImageTooLarge, match="more than 100 scans"):
+        opened(data[:-2] + last * 100 + data[-2:])
+    # They count where a decoder finds them, whatever is between them.
+    with pytest.raises(ImageTooLarge, match="more than 100 scans"):
+        opened(data[:-2] + (last + b"rest\xff\xfe\x00\x06\xff\xd9xx\xff\xff") * 100 + data[-2:])
+
+
+def test_what_follows_on_a_jpeg_or_is_within_its_metadata_are_no_scans() -> None:
+    data = images.file(images.picture(64, 48), "JPEG", comment=b"\xff\xda" * 200)
+    assert opened(data + b"\xff\xda" * 200).pixels()[0].shape == (48, 64, 3)

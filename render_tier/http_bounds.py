@@ -103,14 +103,15 @@ class _BoundedHttp(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
-        """The connection's last word, unless it would stand in the middle of an answer."""
+        """The connection's last word, unless it would stand in the middle of an answer, or for that of a
+        request that was whole."""
         if self._refused:
             return
         self._refused = True
         self._stop_timer()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or self._is_in_first_body:
             body = msgspec.json.encode(ErrorBody(ErrorInfo(message, "BadRequestError", None, status)))
             head = (
                 f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
@@ -118,6 +119,11 @@ class _BoundedHttp(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+    @property
+    def _is_in_first_body(self) -> bool:
+        """What comes is the body of the only request that is under way, and nothing of its answer is out."""
+        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self.head_seconds, self._too_slow)

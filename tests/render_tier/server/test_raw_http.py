@@ -38,6 +38,17 @@ async def test_framing_that_could_be_read_in_two_ways_is_refused(server: ServerP
         assert b"/smuggled" not in received, name
 
 
+@pytest.mark.parametrize("chunk", [b"zz\r\n{}", b"-2\r\n{}", b"f" * 17 + b"\r\n{}", b"1\r\n{}"])
+async def test_a_body_in_broken_chunks_is_400(server: ServerProcess, chunk: bytes) -> None:
+    broken = HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n" + chunk + b"\r\n0\r\n\r\n"
+    received = await exchange(server.port, broken)
+    assert answers(received) == [400]
+    assert b"Invalid HTTP request received." in received
+    # Behind a request that is whole it would be taken for that one's answer.
+    first = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    assert answers(await exchange(server.port, first + broken)) in ([], [200])
+
+
 async def test_good_requests_of_bytes_are_answered(server: ServerProcess) -> None:
     whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"

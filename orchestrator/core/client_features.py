@@ -1,7 +1,8 @@
 """Features that a client sends, beside what is checked of all (``media``).
 
 Render writes an item's fields as vLLM does, so only a client can send what no engine can read; an engine
-fails on that with a 500, and may end. What stands in the tensors is not looked at, but for grids.
+fails on that with a 500, and may end. What stands in the tensors is not looked at, but for grids and the
+seconds between frames.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 import pybase64
 
-from orchestrator.core.grids import grid_fault, has_unreadable_grid
+from orchestrator.core.grids import grid_fault, has_unreadable_grid, seconds_fault
 from orchestrator.core.media import Features, FeaturesError
 
 MODALITIES: Final = ("image", "video", "audio", "vision_chunk")
@@ -37,6 +38,8 @@ def check_client_features(features: Features) -> None:
             tokens = [place.embeddings for place in features.mm_placeholders[modality]]
             if fault := grid_fault(modality, packed, tokens):
                 raise FeaturesError(f"mm_placeholders and {name} of features do not agree: {fault}")
+            if modality == "video" and (fault := seconds_fault(packed, tokens)):
+                raise FeaturesError(f"{name} of features has what no engine has positions for: {fault}")
 
 
 def _fields(item: msgspec.Raw, where: str) -> bytes | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from struct import pack
 from typing import Any
 
 import msgspec
@@ -71,6 +73,7 @@ def test_what_the_render_tier_writes_is_taken() -> None:
         of_pixels("x") + of_pixels("x"),
         item(image_grid_thw=grid(1, 1, 16)),
         item(image_grid_thw=tensor("int32", [3], bytes(12))),
+        item(image_grid_thw=tensor("int64", [1, 3], pack("<3q", 1, 4, 4))),
         item(image_grid_thw={"data": [1, 4, 4], "field": ["batched", {}]}),
         item(second_per_grid_ts={"data": 1.0, "field": ["__init__", {}]}),
         item(second_per_grid_ts={"data": 1.0, "field": ["batched"]}),
@@ -83,6 +86,47 @@ def test_what_the_render_tier_writes_is_taken() -> None:
 def test_what_they_cannot_is_refused(part: str, value: Any) -> None:
     with pytest.raises(BadRequest, match=part) as refused:
         read(FEATURES | {part: {"image": [value]}})
+    assert refused.value.param == "features"
+
+
+def seconds(value: float, kind: str = "float32", shape: Sequence[int] = ()) -> dict[str, Any]:
+    return tensor(kind, list(shape), pack("<f" if kind == "float32" else "<d", value))
+
+
+def of_video(**fields: Any) -> dict[str, Any]:
+    """A video of two frames, four tokens each."""
+    place = {"offset": 0, "length": 8}
+    return {
+        "mm_hashes": {"video": ["a"]},
+        "mm_placeholders": {"video": [place]},
+        "kwargs_data": {"video": [item(video_grid_thw=grid(2, 4, 4), **fields)]},
+    }
+
+
+@pytest.mark.parametrize("told", [seconds(1e-6), seconds(4), seconds(1, "float64"), seconds(0.5, shape=[1])])
+def test_videos_may_say_how_many_seconds_are_between_their_frames(told: dict[str, Any]) -> None:
+    assert read(of_video(second_per_grid_ts=told)) == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *map(seconds, (0, -1, float("nan"), float("inf"), 4.001, 3e38)),
+        seconds(1e300, "float64"),
+        seconds(1, shape=[2]),
+        tensor("float32", [2], pack("<2f", 1, 1)),
+        tensor("float32", [], b""),
+        tensor("int64", [], pack("<q", 1)),
+        {"data": 1.0, "field": ["batched", {}]},
+    ],
+)
+@pytest.mark.parametrize("part", ["kwargs_data", "mm_metadata"])
+def test_seconds_that_engines_have_no_positions_for_are_refused(part: str, told: dict[str, Any]) -> None:
+    """An engine counts positions by them, and ends at one that it does not have."""
+    features: dict[str, Any] = of_video()
+    wrong: dict[str, Any] = {part: {"video": [item(video_grid_thw=grid(2, 4, 4), second_per_grid_ts=told)]}}
+    with pytest.raises(BadRequest, match=rf"{part} of features has what no engine .* a video") as refused:
+        read(features | wrong)
     assert refused.value.param == "features"
 
 

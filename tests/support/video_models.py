@@ -1,6 +1,6 @@
-"""Directories of Qwen-VL models without weights, for their prompts and videos.
+"""Directories of models without weights, for their prompts and videos.
 
-The tokenizer is Qwen3's; configuration files and the template are written after the models' public ones.
+The tokenizer is Qwen3's; configuration files and templates are written after the models' public ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.pixel_cases import CLIP, HALF
+from tests.support import tiled_models
+from tests.support.pixel_cases import CLIP, HALF, IMAGENET
 from tests.support.vision_models import QWEN2_5_VL, QWEN_PREPROCESSOR, TOKENIZER_FILES
 
 Json = Mapping[str, Any]
@@ -77,6 +78,7 @@ QWEN3_VL: Json = {
     },
 }
 _QWEN3_STEPS: Json = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **HALF}
+TILED = "internvl_small"
 MODELS: Mapping[str, Mapping[str, Json]] = {
     # Without a file of its own, videos have the settings of images.
     "qwen2_vl": {
@@ -111,16 +113,30 @@ MODELS: Mapping[str, Mapping[str, Json]] = {
             **_QWEN3_STEPS,
         },
     },
+    # With the files of the tiled model of that name.
+    TILED: {
+        "video_preprocessor_config.json": {
+            "video_processor_type": "InternVLVideoProcessor",
+            "processor_class": "InternVLProcessor",
+            "resample": 3,
+            # Frames get the size of images.
+            "size": {"height": 448, "width": 448},
+            **IMAGENET,
+        },
+    },
 }
 """By name, the files of each."""
 
 
 def lay_out(name: str, tokenizer: Path, target: Path) -> Path:
     """Write the model's directory; ``tokenizer`` is that of Qwen3's."""
-    target.mkdir(parents=True)
-    for file in TOKENIZER_FILES:
-        (target / file).symlink_to((tokenizer / file).resolve())
+    if name == TILED:
+        tiled_models.lay_out(name, tokenizer.parent, target)
+    else:
+        target.mkdir(parents=True)
+        for file in TOKENIZER_FILES:
+            (target / file).symlink_to((tokenizer / file).resolve())
+        (target / "chat_template.jinja").write_text(TEMPLATE)
     for file, content in MODELS[name].items():
         (target / file).write_text(json.dumps(content))
-    (target / "chat_template.jinja").write_text(TEMPLATE)
     return target

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.pixel_cases import AS_BYTES, CLIP, HALF, Pixels, image
+from tests.support.pixel_cases import AS_BYTES, CLIP, HALF, IMAGENET, Pixels, image
 
 RECORDED = Path(__file__).resolve().parents[1] / "conformance" / "data" / "video_pixels.json"
 """What the reference makes of `cases()`."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen2VLVideoProcessor": {"min_pixels": 3136, "max_pixels": 50176, **CLIP},
     "Qwen3VLVideoProcessor": {"size": {"shortest_edge": 4096, "longest_edge": 400_000}, **HALF},
+    "InternVLVideoProcessor": {"size": {"height": 112, "width": 140}, **IMAGENET},
 }
 """By the processor's name."""
 SHAPES = (

@@ -10,16 +10,20 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 import torchvision
 import transformers
+from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
 from tests.support.pixel_cases import summary
 from tests.support.video_pixel_cases import VideoCase
 
-PROCESSORS = {each.__name__: each for each in (Qwen2VLVideoProcessor, Qwen3VLVideoProcessor)}
+PROCESSORS = {
+    each.__name__: each for each in (InternVLVideoProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor)
+}
 
 
 def reference(case: VideoCase) -> dict[str, list[Any]] | None:
@@ -28,8 +32,14 @@ def reference(case: VideoCase) -> dict[str, list[Any]] | None:
         outputs = processor(videos=[case.video()], return_tensors="pt", do_sample_frames=False)
     except ValueError:
         return None
-    pixels, grid = outputs["pixel_values_videos"].numpy(), outputs["video_grid_thw"].numpy()[0]
-    return summary({"pixel_values_videos": pixels, "video_grid_thw": grid})
+    pixels = outputs["pixel_values_videos"].numpy()
+    if "video_grid_thw" in outputs:
+        return summary(
+            {"pixel_values_videos": pixels, "video_grid_thw": outputs["video_grid_thw"].numpy()[0]}
+        )
+    # As vLLM goes on with it.
+    (frames,) = pixels
+    return summary({"pixel_values_videos": frames, "video_num_patches": np.array(len(frames))})
 
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from typing import Any
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family
 from render_tier.multimodal.families.gemma3 import gemma3
-from render_tier.multimodal.families.internvl import internvl
+from render_tier.multimodal.families.internvl import internvl, internvl_video
 from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
 from render_tier.multimodal.families.mistral import mistral
 from render_tier.multimodal.families.qwen_vl import qwen_video, qwen_vl
@@ -44,6 +44,11 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
 
 def video_form_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -> VideoForm | None:
     """As `family_of`, of videos."""
-    if config.get("model_type") not in QWEN_TYPES or not isinstance(config.get("vision_config"), dict):
+    model_type = config.get("model_type")
+    if not isinstance(config.get("vision_config"), dict):
         return None
-    return qwen_video(config, vocabulary, encode)
+    if model_type in QWEN_TYPES:
+        return qwen_video(config, vocabulary, encode)
+    if model_type == "internvl":
+        return internvl_video(config, vocabulary, encode)
+    return None

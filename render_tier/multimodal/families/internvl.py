@@ -1,41 +1,108 @@
-"""InternVL (transformers' format): an image is as many tokens as its tiles have, between two markers."""
+"""InternVL (transformers' format): an image is as many tokens as its tiles have, between two markers; a video
+is a line for each of its frames, with the tokens of one tile.
+
+For vLLM a video is one item, whose place is all of its lines, and a mask that does not travel with a request.
+Here each frame is an item of its own, and an image to engines: the vision part looks at each tile by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from render_tier.core.vocabulary import Vocabulary
-from render_tier.multimodal.families.family import Family, Field, Replacement, required_id
-from render_tier.multimodal.item import ImageLayout
+from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, required_id
+from render_tier.multimodal.families.video import VideoForm, VideoPlaces
+from render_tier.multimodal.item import Arrays, ImageLayout
+
+BEGIN, CONTEXT, END, VIDEO = "<img>", "<IMG_CONTEXT>", "</img>", "<video>"
+KEPT = 8
+"""Numbers of frames whose lines are kept."""
 
 
 def internvl(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
-    vision = config["vision_config"]
-    patch = _side(vision.get("patch_size", 14))
-    ratio = float(config.get("downsample_ratio", 0.5))
-    token = "<IMG_CONTEXT>"
-    begin, context, end = (required_id(vocabulary, name) for name in ("<img>", token, "</img>"))
+    tokens_of_tile = _tokens_of_tile(config)
+    begin, context, end = (required_id(vocabulary, name) for name in (BEGIN, CONTEXT, END))
 
     def replacement(layout: ImageLayout, width: int, height: int) -> Replacement:
-        of_tile = int((layout.width // patch) * (layout.height // patch) * ratio**2)
-        count = of_tile * layout.tiles
+        count = tokens_of_tile(layout.width, layout.height) * layout.tiles
         return Replacement((begin, *(context,) * count, end), 1, count)
 
     return Family(
-        mark=token,
-        token=token,
+        mark=CONTEXT,
+        token=CONTEXT,
         token_id=context,
-        fields={
-            "pixel_values": Field("flat"),
-            "image_num_patches": Field("batched", keep_on_cpu=True),
-            "image_token_id": Field("shared", keep_on_cpu=True, value=context),
-        },
+        fields=_fields(context),
         replacement=replacement,
         frames=1,
         engine_normalizes=False,
         joined={},
     )
+
+
+def internvl_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode) -> VideoForm:
+    """Raises ModelLoadError for a tokenizer without the tokens."""
+    tokens_of_tile = _tokens_of_tile(config)
+    video = required_id(vocabulary, VIDEO)
+    lines = frame_lines(encode, VIDEO)
+
+    def replacement(places: VideoPlaces) -> Replacement:
+        count = tokens_of_tile(places.width, places.height)
+        ids: list[int] = []
+        starts = []
+        for token in lines(places.groups):
+            if token == video:
+                starts.append(len(ids))
+                ids += [video] * count
+            else:
+                ids.append(token)
+        return Replacement(tuple(ids), starts[0], count, later=tuple(starts[1:]), of_video=True)
+
+    return VideoForm(
+        mark=VIDEO,
+        token=VIDEO,
+        token_id=video,
+        modality="image",
+        sampling="evenly",
+        fields=_fields(required_id(vocabulary, CONTEXT)),
+        replacement=replacement,
+        items=_frames,
+    )
+
+
+def frame_lines(encode: Encode, token: str) -> Callable[[int], tuple[int, ...]]:
+    """The tokens that say of so many frames which each is, with one ``token`` in the place of each."""
+
+    @lru_cache(maxsize=KEPT)
+    def lines(frames: int) -> tuple[int, ...]:
+        return tuple(encode("\n".join(f"Frame{n}: {BEGIN}{token}{END}" for n in range(1, frames + 1))))
+
+    return lines
+
+
+def _frames(arrays: Arrays) -> list[Arrays]:
+    one = np.array(1, np.int64)
+    return [
+        {"pixel_values": frame[None], "image_num_patches": one} for frame in arrays["pixel_values_videos"]
+    ]
+
+
+def _fields(context: int) -> Mapping[str, Field]:
+    return {
+        "pixel_values": Field("flat"),
+        "image_num_patches": Field("batched", keep_on_cpu=True),
+        "image_token_id": Field("shared", keep_on_cpu=True, value=context),
+    }
+
+
+def _tokens_of_tile(config: Mapping[str, Any]) -> Callable[[int, int], int]:
+    """By its width and height."""
+    patch = _side(config["vision_config"].get("patch_size", 14))
+    ratio = float(config.get("downsample_ratio", 0.5))
+    return lambda width, height: int((width // patch) * (height // patch) * ratio**2)
 
 
 def _side(size: Any) -> int:

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, required_id
 from render_tier.multimodal.families.video import VideoForm, VideoPlaces
-from render_tier.multimodal.item import ImageLayout
+from render_tier.multimodal.item import Arrays, ImageLayout
 
 IMAGE_FIELDS = {"pixel_values": Field("flat"), "image_grid_thw": Field("batched", keep_on_cpu=True)}
 VIDEO_FIELDS = {"pixel_values_videos": Field("flat"), "video_grid_thw": Field("batched", keep_on_cpu=True)}
@@ -77,8 +79,16 @@ def qwen_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode
         sampling="to the end" if timed else "from the start",
         fields=IMAGE_FIELDS if timed else of_video,
         replacement=with_times if timed else in_one_run,
+        items=_groups if timed else lambda arrays: (arrays,),
         positions_a_second=float(config["vision_config"].get("tokens_per_second", 4)) if by_seconds else 0.0,
     )
+
+
+def _groups(arrays: Arrays) -> list[Arrays]:
+    groups, *grid = arrays["video_grid_thw"]
+    patches = np.split(arrays["pixel_values_videos"], groups)
+    one = np.array([1, *grid], np.int64)
+    return [{"pixel_values": group, "image_grid_thw": one} for group in patches]
 
 
 def _side(config: Mapping[str, Any]) -> int:

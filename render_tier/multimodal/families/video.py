@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from render_tier.multimodal.families.family import Field, Replacement
+from render_tier.multimodal.item import Arrays
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,13 @@ class VideoPlaces:
     """What of a video decides on its tokens."""
 
     groups: int
-    """Of frames that become one patch in time."""
+    """Of frames that are shown as one picture in time."""
     height: int
     """Pixels of a frame that the model is shown."""
     width: int
     times: Sequence[float]
-    """Seconds from the video's start to the middle of each group."""
+    """Seconds from the video's start to the middle of each group; none where a file does not say how many
+    frames a second it has, which some models need not know."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class VideoForm:
     modality: Literal["image", "video"]
     """What engines are told that its items are: one video, or an image of each group, with a run of tokens of
     its own."""
-    sampling: Literal["from the start", "to the end"]
+    sampling: Literal["from the start", "to the end", "evenly"]
     """How vLLM chooses the frames of a file."""
     fields: Mapping[str, Field]
     """The arrays that an engine is sent of an item, in vLLM's order."""
     replacement: Callable[[VideoPlaces], Replacement]
+    items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)
+    """What the processor makes of a video, as many items as its replacement has runs."""
     positions_a_second: float = 0.0
     """By how many an engine moves on in positions; 0 where groups are counted, whatever the time between
     them."""

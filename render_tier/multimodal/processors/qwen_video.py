@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from render_tier.multimodal.item import ImageRefused
+from render_tier.multimodal.item import Arrays, ImageRefused
 from render_tier.multimodal.processors.kernel_weights import Filter
 from render_tier.multimodal.processors.qwen_patches import check_shape, near_size, write_frames
 from render_tier.multimodal.processors.settings import (
@@ -28,6 +28,7 @@ from render_tier.multimodal.processors.settings import (
     digest,
     pixel_bounds,
 )
+from render_tier.multimodal.processors.video import VideoLayout
 
 _STEPS: dict[str, Any] = {
     "do_resize": True,
@@ -45,17 +46,6 @@ _DEFAULTS: Mapping[str, dict[str, Any]] = {
 }
 _PIXELS = {QWEN2_VL: (128 * 28**2, 768 * 28**2), QWEN3_VL: (128 * 32**2, 768 * 32**2)}
 """The fewest and the most, of a frame or of all of a video's frames, where no file says."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoLayout:
-    """The sizes of what a model is shown for a video."""
-
-    groups: int
-    """Of frames that are one patch in time."""
-    height: int
-    """Pixels of a frame after its resize."""
-    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +110,7 @@ class QwenVideoProcessor:
             columns = math.ceil(width * grow / unit) * unit
         return rows, columns
 
-    def process(self, frames: Iterable[npt.NDArray[np.uint8]], layout: VideoLayout) -> Pixels:
-        """(groups, patches, values of a patch). ``frames``: as many as ``layout`` was made for, each (height,
-        width, 3); one is asked for when the one before it is not needed any more."""
+    def process(self, frames: Iterable[npt.NDArray[np.uint8]], layout: VideoLayout) -> Arrays:
         patch, merge = self.patch, self.merge
         rows, across = layout.height // (patch * merge), layout.width // (patch * merge)
         shape = (layout.groups, rows, across, merge, merge, 3, self.group, patch, patch)
@@ -131,8 +119,8 @@ class QwenVideoProcessor:
             group, place = divmod(number, self.group)
             # The last frame stands in for those that its group lacks.
             write_frames(frame, self.filter, self.finish, patches[group][..., place:, :, :])
-        return patches.reshape(layout.groups, -1, 3 * self.group * patch**2)
-
-    def grid(self, layout: VideoLayout) -> tuple[int, int, int]:
-        """Of patches: in time, down and across."""
-        return layout.groups, layout.height // self.patch, layout.width // self.patch
+        grid = layout.groups, layout.height // patch, layout.width // patch
+        return {
+            "pixel_values_videos": patches.reshape(-1, 3 * self.group * patch**2),
+            "video_grid_thw": np.array(grid, np.int64),
+        }

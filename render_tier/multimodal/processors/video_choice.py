@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.processors.internvl_video import INTERNVL, InternVLVideoProcessor
 from render_tier.multimodal.processors.qwen_video import QWEN2_VL, QWEN3_VL, QwenVideoProcessor
+from render_tier.multimodal.processors.video import VideoProcessor
 
 Json = Mapping[str, Any]
 _NAMES = {
@@ -16,11 +18,13 @@ _NAMES = {
     "qwen3_vl_moe": QWEN3_VL,
     "qwen3_5": QWEN3_VL,
     "qwen3_5_moe": QWEN3_VL,
+    "internvl": INTERNVL,
 }
 """By config.json's `model_type`."""
 _SAMPLING: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     # What else they say of sampling is not asked: vLLM's loaders have chosen the frames.
     QWEN2_VL: {"do_sample_frames": (None, False)},
+    INTERNVL: {"do_sample_frames": (None, False)},
     QWEN3_VL: {"fps": (None, 2), "num_frames": (None,), "min_frames": (None, 4), "max_frames": (None, 768)},
 }
 """The values of settings with which a processor leaves the frames as they are."""
@@ -28,7 +32,7 @@ _SAMPLING: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 
 def video_processor(
     config: Json, files: tuple[Json | None, Json | None, Json | None], overrides: Json
-) -> QwenVideoProcessor:
+) -> VideoProcessor:
     """The processor of videos of the model with that config.json.
 
     ``files``: processor_config.json, video_preprocessor_config.json and preprocessor_config.json, of which
@@ -47,4 +51,7 @@ def video_processor(
     for key, left_alone in _SAMPLING[name].items():
         if given.get(key) not in left_alone:
             raise UnsupportedProcessor(f"{name}: videos cannot be processed with {key}={given[key]!r}")
+    if name == INTERNVL:
+        images: Json = of_images or (whole or {}).get("image_processor") or {}
+        return InternVLVideoProcessor.load(given, overrides, {"size": images.get("size")})
     return QwenVideoProcessor.load(name, given, overrides)

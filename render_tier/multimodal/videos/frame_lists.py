@@ -22,7 +22,7 @@ class FrameList:
     def __init__(self, listed: bytes, sampling: Sampling, *, max_frame_pixels: int, max_pixels: int) -> None:
         """Raises UnreadableImage and ImageTooLarge, which name the frame at fault."""
         self._frames: list[OpenedImage] = []
-        most = sampling.most_listed
+        most = sampling.most_frames
         for number, text in enumerate(listed.split(b",", most)[:most]):
             with _named(number):
                 self._frames.append(OpenedImage(_decoded(text), max_pixels=max_frame_pixels))

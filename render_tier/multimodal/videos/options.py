@@ -30,8 +30,8 @@ class VideoOptions:
         rate = self.reading.get(RATE)
         return Sampling(
             rule,
-            file_rate=usual.file_rate if rate is None else rate,
-            most_listed=self.reading.get(FRAMES, usual.most_listed),
+            file_rate=rate,
+            most_frames=self.reading.get(FRAMES, usual.most_frames),
             listed_rate=usual.listed_rate if rate is None else float(rate),
         )
 

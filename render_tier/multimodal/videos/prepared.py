@@ -17,8 +17,7 @@ from render_tier.multimodal.families import Replacement, VideoForm, VideoPlaces
 from render_tier.multimodal.hashing import name_hash, video_hash
 from render_tier.multimodal.item import Arrays, ImageRefused
 from render_tier.multimodal.prepared import ItemCache, Prepared, PreparedVideo
-from render_tier.multimodal.processors.qwen_video import QwenVideoProcessor, VideoLayout
-from render_tier.multimodal.processors.settings import Pixels
+from render_tier.multimodal.processors.video import VideoLayout, VideoProcessor
 from render_tier.multimodal.videos.opened import Frame, FramesMissing, OpenedVideo
 from render_tier.multimodal.videos.opening import VideoOpener, VideoSource
 from render_tier.multimodal.videos.options import VideoOptions
@@ -48,7 +47,7 @@ class VideoPreparation:
     def __init__(
         self,
         form: VideoForm,
-        processor: QwenVideoProcessor,
+        processor: VideoProcessor,
         opener: VideoOpener,
         *,
         model: str,
@@ -127,7 +126,7 @@ class VideoPreparation:
             left = set(self._shown(facts))
             # The frames come first: they are asked for until they end, which tells whether all could be read.
             numbered = zip(frames if kept is None else kept, facts.indices, strict=False)
-            patches = self._processor.process((frame for frame, index in numbered if index in left), layout)
+            arrays = self._processor.process((frame for frame, index in numbered if index in left), layout)
         mm_hash = video_hash(
             loaded.data,
             model=self._model,
@@ -135,14 +134,12 @@ class VideoPreparation:
             frames=None if kept is None else np.stack(kept.frames),
             factors=self._options.hash_factors,
         )
-        items = self._items(patches, layout, facts)
+        items = self._items(arrays, facts)
         return PreparedVideo(items, self.form.modality, self._replacement(layout, facts), mm_hash)
 
     def _layout(self, opened: OpenedVideo, facts: Facts) -> VideoLayout:
         if not facts.indices:
             raise UnreadableImage("none of the video's frames can be read")
-        if not facts.taken_rate > 0:
-            raise ImageRefused("a video that does not say how many frames a second it has")
         return self._processor.layout(len(self._shown(facts)), *opened.size)
 
     def _shown(self, facts: Facts) -> tuple[int, ...]:
@@ -150,29 +147,21 @@ class VideoPreparation:
 
     def _replacement(self, layout: VideoLayout, facts: Facts) -> Replacement:
         """Raises ImageRefused."""
-        times = middle_times(self._shown(facts), facts.rate, self._processor.group)
+        group = self._processor.group
+        times = middle_times(self._shown(facts), facts.rate, group) if facts.rate else []
         made = self.form.replacement(VideoPlaces(layout.groups, layout.height, layout.width, times))
-        seconds = layout.groups * self._processor.group / facts.taken_rate
-        if self.form.positions_a_second * seconds > MOST_POSITIONS * made.count:
+        far = self.form.positions_a_second * layout.groups * group
+        if far > MOST_POSITIONS * made.count * facts.taken_rate:
             raise ImageRefused(
                 f"the {len(facts.indices)} frames that are taken of the video are too far apart for the model"
             )
         return made
 
-    def _items(self, patches: Pixels, layout: VideoLayout, facts: Facts) -> tuple[EncodedItem, ...]:
-        groups, down, across = self._processor.grid(layout)
-        if self.form.modality == "image":
-            grid = np.array([1, down, across], np.int64)
-            return tuple(self._encoded({"pixel_values": group, "image_grid_thw": grid}) for group in patches)
-        arrays: Arrays = {
-            "pixel_values_videos": patches.reshape(-1, patches.shape[-1]),
-            "video_grid_thw": np.array([groups, down, across], np.int64),
-            "second_per_grid_ts": np.array(self._processor.group / facts.taken_rate, np.float32),
-        }
-        return (self._encoded(arrays),)
-
-    def _encoded(self, arrays: Arrays) -> EncodedItem:
-        return encode_item(arrays, self.form, self._float_type)
+    def _items(self, arrays: Arrays, facts: Facts) -> tuple[EncodedItem, ...]:
+        if facts.taken_rate:
+            seconds = self._processor.group / facts.taken_rate
+            arrays = {**arrays, "second_per_grid_ts": np.array(seconds, np.float32)}
+        return tuple(encode_item(each, self.form, self._float_type) for each in self.form.items(arrays))
 
 
 class _Kept:

@@ -1,6 +1,7 @@
 """Which frames of a video a model is shown, and what is said of them: the choice that vLLM's loaders make.
 
-Sources of the rules: vLLM's loaders "qwen2_vl" and "qwen3_vl", which are those of transformers' processors.
+Sources of the rules: vLLM's loaders "qwen2_vl" and "qwen3_vl", which are those of transformers' processors,
+and "opencv", which is that of all models without one of their own.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-Rule = Literal["from the start", "to the end"]
-"""Frames at equal steps: in whole pairs from the first one, or so that the last one is taken too."""
+Rule = Literal["from the start", "to the end", "evenly"]
+"""Frames at equal steps: so many a second, in whole pairs from the first one or so that the last one is taken
+too; or as many as may be, with the last one."""
 FEWEST_FRAMES, MOST_FRAMES = 4, 768
-"""Of a file."""
+"""Of a file, where so many a second are taken."""
 PAIR = 2
-MOST_A_SECOND = 30
+USUAL_A_SECOND, MOST_A_SECOND = 2, 30
 ASSUMED_RATE = 24.0
 """Frames a second, by the rule "to the end", where a file does not say."""
 _LANES = 8
@@ -31,10 +33,10 @@ class UnknownRate(ValueError):
 @dataclass(frozen=True)
 class Sampling:
     rule: Rule
-    file_rate: float = 2
-    """Frames a second to take of a file."""
-    most_listed: int = 32
-    """Frames to take of a list."""
+    file_rate: float | None = None
+    """Frames a second to take of a file, or, evenly, the most; None for what the rule does by itself."""
+    most_frames: int = 32
+    """To take of a list, and, evenly, of a file."""
     listed_rate: float = 1.0
     """Frames a second that a list is of."""
 
@@ -69,14 +71,16 @@ class Facts:
 
     @property
     def taken_rate(self) -> float:
-        """Frames a second of those that were taken."""
+        """Frames a second of those that were taken; 0 where the file does not say."""
         return len(self.indices) / self.total * self.rate
 
 
 def chosen(sampling: Sampling, total: int, rate: float) -> list[int]:
     """Indices of the frames to take of a file with so many; none of a file without a pair where pairs are
     taken. Raises UnknownRate."""
-    a_second = min(sampling.file_rate, MOST_A_SECOND)
+    if sampling.rule == "evenly":
+        return _even(total, rate, sampling)
+    a_second = min(sampling.file_rate or USUAL_A_SECOND, MOST_A_SECOND)
     if sampling.rule == "to the end":
         wanted = int(total / (rate or ASSUMED_RATE) * a_second)
         count = min(max(wanted, FEWEST_FRAMES), MOST_FRAMES, total)
@@ -86,6 +90,14 @@ def chosen(sampling: Sampling, total: int, rate: float) -> list[int]:
     most = min(MOST_FRAMES, total) // PAIR * PAIR
     pairs = min(max(total / rate * a_second, FEWEST_FRAMES), most, total) // PAIR
     return _steps(total, int(pairs) * PAIR) if pairs else []
+
+
+def _even(total: int, rate: float, sampling: Sampling) -> list[int]:
+    count = min(sampling.most_frames, total)
+    if sampling.file_rate is not None:
+        seconds = total / rate if rate else 0.0
+        count = max(1, math.floor(min(count, seconds * sampling.file_rate)))
+    return [int(index) for index in np.linspace(0, total - 1, count, dtype=int)]
 
 
 def _steps(total: int, count: int) -> list[int]:

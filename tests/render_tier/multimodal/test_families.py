@@ -1,4 +1,4 @@
-"""What stands in a prompt for an image of each family."""
+"""What stands in a prompt for an image, or a video, of each family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.model import ModelLoadError
-from render_tier.multimodal.families import Family, family_of
+from render_tier.multimodal.families import Family, VideoPlaces, family_of, video_form_of
 from render_tier.multimodal.families.llava import unpadded
 from render_tier.multimodal.item import ImageLayout
 from tests.support.vision_models import GEMMA3, QWEN2_5_VL
@@ -111,6 +111,16 @@ def test_mistral_has_lines_of_patches(config: Any, side: int) -> None:
     assert replacement.ids == (0, 0, 0, 1, 0, 0, 0, 2)
     assert (replacement.first, replacement.count) == (0, 8)
     assert replacement.mask == (True, True, True, False) * 2
+
+
+def test_a_video_of_internvl_is_a_line_for_each_frame() -> None:
+    config = {"model_type": "internvl", "vision_config": {"patch_size": [14, 14], "image_size": [56, 84]}}
+    words = Words(["<img>", "</img>", "<video>", "<IMG_CONTEXT>", "Frame1: ", "\nFrame2: ", "\nFrame3: "])
+    form = video_form_of(config, words, words.encode)  # type: ignore[arg-type]
+    assert form is not None
+    found = form.replacement(VideoPlaces(groups=3, height=56, width=84, times=()))
+    assert found.ids == tuple(token for line in (4, 5, 6) for token in (line, 0, *[2] * 6, 1))
+    assert (found.first, found.count, found.later, found.of_video) == (2, 6, (11, 20), True)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3000), st.integers(1, 3000))

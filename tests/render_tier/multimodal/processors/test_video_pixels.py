@@ -7,6 +7,7 @@ What the processors gave is recorded (`tests/vllm/record_video_pixels.py`);
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_pixels_are_the_recorded_ones() -> None:
     assert None in recorded.values()
 
 
-QWEN2, QWEN3 = ({"model_type": name} for name in ("qwen2_5_vl", "qwen3_vl"))
+QWEN2, QWEN3, INTERNVL = ({"model_type": name} for name in ("qwen2_5_vl", "qwen3_vl", "internvl"))
 OWN = {"patch_size": 14, "size": {"shortest_edge": 784, "longest_edge": 7840}}
 
 
@@ -42,6 +43,9 @@ def test_the_first_file_that_speaks_of_videos_counts() -> None:
         ({"model_type": "gemma3"}, {}, "videos of models of type 'gemma3' cannot be processed"),
         (QWEN2, {"video_processor_type": "OtherVideoProcessor"}, "with 'OtherVideoProcessor'"),
         (QWEN2, {"do_sample_frames": True}, "do_sample_frames=True"),
+        (INTERNVL, {"do_sample_frames": True}, "do_sample_frames=True"),
+        (INTERNVL, {"do_center_crop": True}, "do_center_crop=True"),
+        (INTERNVL, {"do_resize": False}, "do_resize=False"),
         (QWEN3, {"fps": 4}, "fps=4"),
         (QWEN3, {"max_frames": 100}, "max_frames=100"),
         (QWEN3, {"cap_pixels_per_frame": True}, "cap_pixels_per_frame=True"),
@@ -51,6 +55,22 @@ def test_the_first_file_that_speaks_of_videos_counts() -> None:
 def test_processors_that_are_not_known(config: dict[str, str], own: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedProcessor, match=message):
         video_processor(config, (None, own, None), {})
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides", "size"),
+    [
+        ((None, {"size": {"height": 9, "width": 9}}, {"size": {"height": 40, "width": 56}}), {}, (40, 56)),
+        (({"image_processor": {"size": 56}}, None, None), {}, (56, 56)),
+        ((None, None, None), {"size": 28}, (28, 28)),
+        ((None, None, None), {}, (384, 384)),
+    ],
+)
+def test_frames_of_internvl_have_the_size_of_images(
+    files: Any, overrides: Any, size: tuple[int, int]
+) -> None:
+    layout = video_processor(INTERNVL, files, overrides).layout(3, 1920, 1080)
+    assert (layout.groups, layout.height, layout.width) == (3, *size)
 
 
 @pytest.mark.parametrize("config", [QWEN2, QWEN3])
@@ -63,7 +83,11 @@ def test_a_refusal_names_the_size_that_was_sent(config: dict[str, str]) -> None:
 def test_settings_make_digests_apart() -> None:
     digests = {
         video_processor(config, (None, {**SETTINGS[name], **more}, None), {}).settings_digest
-        for config, name in ((QWEN2, "Qwen2VLVideoProcessor"), (QWEN3, "Qwen3VLVideoProcessor"))
-        for more in ({}, {"merge_size": 4}, {"resample": 2})
+        for config, name, other in (
+            (QWEN2, "Qwen2VLVideoProcessor", {"merge_size": 4}),
+            (QWEN3, "Qwen3VLVideoProcessor", {"merge_size": 4}),
+            (INTERNVL, "InternVLVideoProcessor", {"do_rescale": False}),
+        )
+        for more in ({}, other, {"resample": 2})
     }
-    assert len(digests) == 6
+    assert len(digests) == 9

@@ -19,6 +19,7 @@ from render_tier.multimodal.videos.sampling import (
 
 RULES: tuple[Rule, ...] = ("from the start", "to the end")
 FROM_THE_START, TO_THE_END = map(Sampling, RULES)
+EVENLY = Sampling("evenly")
 totals = st.integers(2, 200_000)
 rates = st.floats(0.5, 240)
 
@@ -34,6 +35,31 @@ def test_frames_are_in_order_and_of_the_file(rule: Rule, total: int, rate: float
 @given(totals, rates)
 def test_the_last_frame_is_taken_to_the_end(total: int, rate: float) -> None:
     assert chosen(TO_THE_END, total, rate)[-1] == total - 1
+
+
+@given(st.integers(1, 200_000), st.floats(0, 240), st.none() | st.floats(0.001, 240), st.integers(1, 768))
+def test_as_many_as_may_be_evenly(total: int, rate: float, most_a_second: float | None, most: int) -> None:
+    indices = chosen(Sampling("evenly", file_rate=most_a_second, most_frames=most), total, rate)
+    assert indices == sorted(set(indices))
+    assert 0 == indices[0] <= indices[-1] < total
+    assert len(indices) <= most
+    if most_a_second is None:
+        assert len(indices) == min(most, total)
+    if len(indices) > 1:
+        assert indices[-1] == total - 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "total", "rate", "expected"),
+    [
+        (EVENLY, 3, 0.0, [0, 1, 2]),
+        (Sampling("evenly", most_frames=4), 11, 0.0, [0, 3, 6, 10]),
+        (Sampling("evenly", file_rate=2), 20, 10.0, [0, 6, 12, 19]),
+        (Sampling("evenly", file_rate=2), 20, 0.0, [0]),
+    ],
+)
+def test_evenly(sampling: Sampling, total: int, rate: float, expected: list[int]) -> None:
+    assert chosen(sampling, total, rate) == expected
 
 
 @pytest.mark.parametrize(

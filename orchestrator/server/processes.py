@@ -122,7 +122,8 @@ def _serve_many(settings: Settings, read_again: Callable[[], Settings]) -> int:
 
 
 def _gunicorn_options(settings: Settings, directory: Path) -> dict[str, Any]:
-    from orchestrator.server.worker import OrchestratorWorker, PropagatingLogger
+    from orchestrator.server.worker import OrchestratorWorker
+    from render_tier.gunicorn_logs import PropagatingLogger
 
     server = settings.server
 

@@ -1,4 +1,4 @@
-"""gunicorn's part: its worker process as ours, and its log in our one form."""
+"""gunicorn's worker process as ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 from gunicorn.arbiter import Arbiter
-from gunicorn.glogging import Logger
 from uvicorn_worker import UvicornWorker
 
 from orchestrator.server.serving import OrchestratorServer
@@ -27,13 +26,3 @@ class OrchestratorWorker(UvicornWorker):  # type: ignore[misc]
         await server.serve(sockets=self.sockets)
         if not server.started:
             sys.exit(Arbiter.WORKER_BOOT_ERROR)
-
-
-class PropagatingLogger(Logger):  # type: ignore[misc]
-    """Without handlers of its own."""
-
-    def setup(self, cfg: Any) -> None:
-        super().setup(cfg)
-        for logger in (self.error_log, self.access_log):
-            logger.handlers.clear()
-            logger.propagate = True

@@ -62,6 +62,7 @@ from render_tier.protocol.responses import (
     StreamStateOut,
     Usage,
 )
+from render_tier.protocol.unreadable import UNREADABLE
 from render_tier.protocol.validation import misshapen
 
 NEEDS_PROMPT: Final = (
@@ -200,7 +201,7 @@ class Streams:
             ours = _state_decoder.decode(data)
             if ours.v is UNSET and ours.s is UNSET:
                 return _peer_decoder.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise misshapen([{"type": "value_error", "loc": ("stream_state",), "msg": str(error)}]) from None
         if ours.v is UNSET or ours.s is UNSET:
             raise refused_incomplete()

@@ -166,7 +166,7 @@ def _serve_many(settings: Settings) -> int:
         + 1,
         "timeout": WORKER_SILENCE,
         "loglevel": settings.log_level,
-        "logger_class": "render_tier.server.gunicorn_logs.PropagatingLogger",
+        "logger_class": "render_tier.gunicorn_logs.PropagatingLogger",
         "control_socket_disable": True,
         "child_exit": _forget_worker,
     }

@@ -1,4 +1,4 @@
-"""gunicorn's logger without handlers of its own, so that its lines take the one structured form."""
+"""gunicorn's logger without handlers of its own: its lines take the one structured form. Of both services."""
 
 from __future__ import annotations
 

@@ -26,6 +26,10 @@ TURNED, SIDEWAYS = range(2, 9), range(5, 9)
 JPEGS = ("JPEG", "MPO")
 MOST_SCANS = 100
 """Of a JPEG, of which encoders write some ten; libtiff's bound for those within a TIFF."""
+PLAIN = (b"P1", b"P2", b"P3")
+"""How a PPM begins whose numbers are written as text."""
+MOST_COMMENTS = 1000
+"""In such text, where each takes Pillow a copy of as much as a megabyte."""
 SIZED_UPRIGHT = ("TIFF",)
 """Formats whose images have the size, when they are opened, that they have once they are turned."""
 LATE_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
@@ -61,6 +65,8 @@ class OpenedImage:
             )
         if image.format in JPEGS and has_more_scans(data, MOST_SCANS):
             raise ImageTooLarge(f"the image is more than {MOST_SCANS} scans of all its pixels")
+        if data.startswith(PLAIN) and data.count(b"#") > MOST_COMMENTS:
+            raise UnreadableImage(f"not a readable image: more than {MOST_COMMENTS} comments")
         sideways = image.format not in SIZED_UPRIGHT and _announced_orientation(image, data) in SIDEWAYS
         self.size = (height, width) if sideways else (width, height)
         """Width and height once it is turned as its EXIF orientation says."""

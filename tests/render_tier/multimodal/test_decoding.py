@@ -178,6 +178,14 @@ def test_a_jpeg_of_endless_scans_is_refused_by_its_header() -> None:
         opened(data[:-2] + (last + b"rest\xff\xfe\x00\x06\xff\xd9xx\xff\xff") * 100 + data[-2:])
 
 
+def test_a_plain_ppm_of_endless_comments_is_refused_by_its_header() -> None:
+    """Megabytes of them took Pillow minutes."""
+    data = b"P3\n1 1\n255\n%b1 2 3"
+    assert opened(data % (b"#\n" * 1000)).pixels()[0].tolist() == [[[1, 2, 3]]]
+    with pytest.raises(UnreadableImage, match="more than 1000 comments"):
+        opened(data % (b"#\n" * 1001))
+
+
 def test_what_follows_on_a_jpeg_or_is_within_its_metadata_are_no_scans() -> None:
     data = images.file(images.picture(64, 48), "JPEG", comment=b"\xff\xda" * 200)
     assert opened(data + b"\xff\xda" * 200).pixels()[0].shape == (48, 64, 3)

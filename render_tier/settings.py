@@ -107,9 +107,10 @@ class Settings(BaseModel):
     mm_device_do_normalize: bool = True
     """Whether engines scale and normalize pixels themselves, as theirs is set; only some models leave it to
     them."""
-    mm_placeholder_masks: bool = False
-    """Whether engines read `is_embed` in `mm_placeholders`, as models need whose images are several runs of
-    embeddings (Pixtral, Mistral 3); vLLM 0.32 does not."""
+    mm_images_in_runs: Literal["refused", "masks", "pictures"] = "pictures"
+    """What engines are given of images that are several runs of embeddings (Pixtral, Mistral 3): pictures,
+    which they process themselves; or tensors and masks, for those that read `is_embed` in `mm_placeholders`,
+    which vLLM 0.32 does not."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """The engines' type of pixel values; "auto" is the model's own, or bfloat16 for one stored in float32."""
     allowed_local_media_path: str | None = None

@@ -33,6 +33,7 @@ from orchestrator.core.media import (
     with_data,
     without_data,
 )  # fmt: skip
+from orchestrator.core.pictures import Pictures, Place, read_pictures
 
 Placement = Literal["top", "extra_args", "both"]
 """Where an engine version reads transfer params: beside ``token_ids``, in ``sampling_params.extra_args``."""
@@ -62,8 +63,10 @@ class RenderedPrompt:
     """One prompt as render gave it."""
 
     fields: Mapping[str, msgspec.Raw]
-    """Every top-level field, as JSON; `features` with references to ``strings``."""
+    """Every top-level field, as JSON; `features` with references to ``strings``, and without what
+    ``pictures`` has."""
     token_ids: list[int]
+    """As engines compute them."""
     sampling: Mapping[str, Any]
     stream: bool
     include_usage: bool
@@ -78,9 +81,13 @@ class RenderedPrompt:
     """The data of its media."""
     encodings: Mapping[str, Mapping[str, Any]] | None = None
     """Of media that encoders have taken, by hash: what the engine needs to find it, in encoders' words."""
+    pictures: Pictures | None = None
+    """What engines are given of ``media`` in place of features."""
 
     @property
     def features_bytes(self) -> int:
+        if self.pictures is not None:
+            return self.pictures.size
         if not self.media:
             return 0
         return memoryview(self.fields["features"]).nbytes + sum(each.nbytes for each in self.strings)
@@ -126,6 +133,8 @@ class _Head(msgspec.Struct):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     features: Features | None = None
+    content_parts: list[msgspec.Raw] | None = None
+    content_places: list[Place] | None = None
 
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -146,21 +155,29 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
         raise RenderReplyError(f"render reply: {error}") from error
     if not head.token_ids:
         raise RenderReplyError("render reply: no token_ids")
+    token_ids, pictures = head.token_ids, None
     try:
-        media = read_media(head.features, len(head.token_ids), strings)
+        media, lacking = read_media(head.features, len(token_ids), strings), lacks_data(head.features)
+        if head.content_parts:
+            placed = read_pictures(token_ids, head.content_parts, head.content_places)
+            pictures, token_ids = placed.pictures, placed.token_ids
+            media, lacking = placed.items, placed.lacks_data
+            fields["token_ids"] = msgspec.Raw(msgspec.json.encode(token_ids))
+            del fields["content_parts"], fields["content_places"]
     except FeaturesError as error:
         raise RenderReplyError(f"render reply: {error}") from error
     options = head.stream_options or {}
     return RenderedPrompt(
         fields=fields,
-        token_ids=head.token_ids,
+        token_ids=token_ids,
         sampling=head.sampling_params,
         stream=bool(head.stream),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
         media=media,
-        lacks_data=lacks_data(head.features),
+        lacks_data=lacking,
         strings=strings,
+        pictures=pictures,
     )
 
 
@@ -176,7 +193,9 @@ def read_render_replies(body: bytes) -> list[RenderedPrompt]:
 
 
 def with_known_data(prompt: RenderedPrompt, known: Mapping[str, Kept]) -> RenderedPrompt:
-    """``prompt`` with the data, by hash, of media that it only names."""
+    """``prompt`` with the data, by hash, of media that it only names, if they are not pictures."""
+    if prompt.pictures is not None:
+        return prompt
     of_its_form = {name: kept.data for name, kept in known.items() if kept.form == prompt.form}
     features, data = with_data(prompt.fields["features"], of_its_form, len(prompt.strings))
     strings = (*prompt.strings, *data)
@@ -195,11 +214,11 @@ def with_media_named(prompt: RenderedPrompt, name: Callable[[str], str]) -> Rend
     names = {item.hash: name(item.hash) for item in prompt.media}
     if all(old == new for old, new in names.items()):
         return prompt
-    return replace(
-        prompt,
-        fields={**prompt.fields, "features": renamed(prompt.fields["features"], names.__getitem__)},
-        media=tuple(replace(item, hash=names[item.hash]) for item in prompt.media),
-    )
+    media = tuple(replace(item, hash=names[item.hash]) for item in prompt.media)
+    if prompt.pictures is not None:
+        return replace(prompt, media=media, pictures=prompt.pictures.renamed(names.__getitem__))
+    features = renamed(prompt.fields["features"], names.__getitem__)
+    return replace(prompt, media=media, fields={**prompt.fields, "features": features})
 
 
 def named_apart(prompt: RenderedPrompt) -> RenderedPrompt:
@@ -242,6 +261,7 @@ def continued(prompt: RenderedPrompt, output: list[int]) -> RenderedPrompt:
         token_ids=token_ids,
         fields={**prompt.fields, "token_ids": msgspec.Raw(msgspec.json.encode(token_ids))},
         sampling={**prompt.sampling, **limits},
+        pictures=None if prompt.pictures is None else prompt.pictures.followed_by(output),
     )
 
 
@@ -348,7 +368,9 @@ def _leg(
     stream: bool,
 ) -> dict[str, Any]:
     request: dict[str, Any] = {k: v for k, v in prompt.fields.items() if k not in TRANSFER_FIELDS}
-    if prompt.media:
+    if prompt.pictures is not None:
+        request |= prompt.pictures.fields()
+    elif prompt.media:
         request["features"] = restored(prompt.fields["features"], prompt.strings)
     transfer = {"kv_transfer_params": kv_params, "ec_transfer_params": prompt.encodings}
     params = {name: value for name, value in transfer.items() if value is not None}

@@ -61,9 +61,10 @@ def _require_room(services: Services, prompt: RenderedPrompt) -> None:
 
 def goes_to_encoders(services: Services, run: Run) -> bool:
     """Not where a decode engine computes the prompt although there are prefill engines, which encoders work
-    for."""
+    for; nor pictures, which no encoder can be given the places of."""
     computes = run.through_prefill or not services.deployment.disaggregated
-    return computes and services.deployment.encodes and bool(run.whole_prompt.media)
+    prompt = run.whole_prompt
+    return computes and services.deployment.encodes and bool(prompt.media) and prompt.pictures is None
 
 
 def goes_through_prefill(services: Services, run: Run) -> bool:

@@ -73,6 +73,7 @@ class SparedItems:
             self._wanted
             and prompt.form is not None
             and prompt.encodings is None
+            and prompt.pictures is None
             and bool(prompt.media)
             and member.capabilities.known.keeps_images is not False
         )

@@ -30,6 +30,7 @@ class EncodedItem:
     """In base64."""
 
     kwargs: bytes
+    """Of a picture, the file."""
     metadata: bytes | None
     """Only the fields that are kept on the CPU, if the family has any."""
 
@@ -53,6 +54,13 @@ def encode_item(
         fields[name] = {"data": _tensor(array, float_type), "field": _field(field, array)}
     metadata = {name: fields[name] for name, field in family.fields.items() if field.keep_on_cpu}
     return EncodedItem(_packed(fields), _packed(metadata) if metadata else None)
+
+
+def encode_picture(pixels: npt.NDArray[np.uint8]) -> EncodedItem:
+    """(3, height, width), RGB, as a file of the simplest kind (PPM) for an engine's own processor."""
+    _, height, width = pixels.shape
+    file = b"P6 %d %d 255\n%b" % (width, height, pixels.transpose(1, 2, 0).tobytes())
+    return EncodedItem(b64encode(file), None)
 
 
 def _packed(fields: Mapping[str, Any]) -> bytes:

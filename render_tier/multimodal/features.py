@@ -26,8 +26,11 @@ class Features:
     """In the order of their places."""
     payload: Payload
 
+    def sent_ids(self) -> None:
+        """Engines are sent the prompt's own."""
+
     def pieces(self) -> list[bytes]:
-        """The JSON object, in pieces: items are large, and are not copied."""
+        """A member of a JSON object, in pieces: items are large, and are not copied."""
         kwargs: dict[Modality, Sequence[bytes | None]] = {}
         metadata: dict[Modality, Sequence[bytes | None]] = {}
         if self.payload == "tensors":
@@ -37,13 +40,10 @@ class Features:
                 if any(each is not None for each in kept):
                     metadata[modality] = kept
         return [
+            b'"features":',
             msgspec.json.encode(self._places())[:-1],
             *(b',"kwargs_data":', *_strings(kwargs), b',"mm_metadata":', *_strings(metadata), b"}"),
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        decoded: dict[str, Any] = msgspec.json.decode(b"".join(self.pieces()))
-        return decoded
 
     def _places(self) -> dict[str, Any]:
         return {

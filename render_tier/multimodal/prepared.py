@@ -13,16 +13,15 @@ from typing import Literal
 from blake3 import blake3
 
 from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
-from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encoded_bytes
+from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encode_picture, encoded_bytes
 from render_tier.multimodal.families import Family, Replacement
 from render_tier.multimodal.hashing import image_hash, name_hash, part_hash
-from render_tier.multimodal.item import ImageProcessor, ImageRefused
+from render_tier.multimodal.item import Arrays, ImageLayout, ImageProcessor, ImageRefused
 from render_tier.multimodal.options import ImageOptions
 
-NEEDS_MASK = (
-    "this model's image tokens do not follow each other in one run, and engines are not said to read which"
-    " they are (--mm-placeholder-masks)"
-)
+InRuns = Literal["refused", "masks", "pictures"]
+"""What engines are given of an image whose embeddings are in several runs, and where those are."""
+REFUSED = "this model's images are refused here (--mm-images-in-runs)"
 OVERHEAD = 1024
 """Bytes that an entry takes beside its JSON."""
 
@@ -145,20 +144,21 @@ class ImagePreparation:
         model: str,
         float_type: FloatType,
         as_bytes: bool,
-        masks_are_read: bool,
+        in_runs: InRuns,
         max_pixels: int,
         cache_bytes: int,
     ) -> None:
         """``model``: part of every hash, as the operator names it to engines too. ``as_bytes``: whether the
-        processor leaves pixels as they are, which are then sent as bytes. ``masks_are_read``: by engines; an
-        image that needs one is refused otherwise."""
+        processor leaves pixels as they are, which are then sent as bytes; it does for pictures. ``processor``
+        has the engines' settings."""
         self.family = family
-        self.processor = processor
+        self.processor = self._engines_processor = processor
+        self.pictured = family.in_runs and in_runs == "pictures"
         self._options = ImageOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
-        self.refusal = NEEDS_MASK if family.in_runs and not masks_are_read else None
+        self.refusal = REFUSED if family.in_runs and in_runs == "refused" else None
         """Of every image, where none is taken."""
         self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
@@ -166,7 +166,7 @@ class ImagePreparation:
     @property
     def settings_digest(self) -> bytes:
         """Of all that decides what an image becomes."""
-        form = f"{self._model}\n{self._float_type}\n{self._as_bytes}".encode()
+        form = f"{self._model}\n{self._float_type}\n{self._as_bytes}\n{self.pictured}".encode()
         said = self._options.digest if self._options else b""
         return hashlib.sha256(self.processor.settings_digest + form + said).digest()
 
@@ -201,6 +201,10 @@ class ImagePreparation:
                 f"the image would become {pixels} pixels by mm_processor_kwargs; at most {self.max_pixels} "
                 "are allowed"
             )
+        if self.pictured and not self._stays(layout):
+            raise ImageRefused(
+                f"engines would make another size of an image of {layout.width}x{layout.height} pixels"
+            )
         values = 3 * pixels * self.family.frames
         item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes)
         replacement = self.family.replacement(layout, width, height)
@@ -216,7 +220,7 @@ class ImagePreparation:
         layout = self.processor.layout(processed.width, processed.height)
         items = self.family.items(processed.arrays)
         image = PreparedImage(
-            tuple(encode_item(arrays, self.family, self._float_type) for arrays in items),
+            tuple(self._encoded(arrays) for arrays in items),
             "image",
             self.family.replacement(layout, processed.width, processed.height),
             image_hash(
@@ -228,3 +232,12 @@ class ImagePreparation:
         )
         self.cache.put(loaded.key, image)
         return image
+
+    def _encoded(self, arrays: Arrays) -> EncodedItem:
+        if self.pictured:
+            return encode_picture(arrays["pixel_values"])
+        return encode_item(arrays, self.family, self._float_type)
+
+    def _stays(self, layout: ImageLayout) -> bool:
+        """Whether engines leave a picture of that size as it is."""
+        return self._engines_processor.layout(layout.width, layout.height) == layout

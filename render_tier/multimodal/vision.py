@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from render_tier.model import ModelAssets, ModelLoadError
 from render_tier.model.context_length import text_config
@@ -14,8 +14,9 @@ from render_tier.multimodal.families import Replacement, family_of, video_form_o
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
 from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
+from render_tier.multimodal.pictures import Pictures, pictures_of
 from render_tier.multimodal.placeholders import Range, cut, expand, moved
-from render_tier.multimodal.prepared import ImagePreparation, Modality, Prepared
+from render_tier.multimodal.prepared import ImagePreparation, InRuns, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
 from render_tier.multimodal.processors.request_settings import all_settings_of
 from render_tier.multimodal.processors.video_choice import video_processor
@@ -41,6 +42,14 @@ class PromptImage:
     @property
     def mm_hash(self) -> str:
         return self.image.mm_hash if self.name_hash is None else self.name_hash
+
+
+class PromptTokens(Protocol):
+    """A prompt's IDs, looked at if need be."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
 
 
 class Vision:
@@ -130,20 +139,22 @@ class Vision:
         """As `placeholders.moved`."""
         return moved(ranges, before, after)
 
-    def features(
+    def given(
         self,
         images: Sequence[PromptImage],
         ranges: Sequence[Range],
         *,
-        prompt_length: int,
+        ids: PromptTokens,
         payload: Payload,
-    ) -> Features:
+    ) -> Features | Pictures:
+        """What an engine is given for the images at ``ranges`` of the prompt."""
         items = [
             replace(item, named_only=each.name_hash is None and item.mm_hash[:KNOWN_CHARS] in each.known)
             for each in images
             for item in each.image.named_items(each.mm_hash)
         ]
-        return features_of(items, ranges, prompt_length=prompt_length, payload=payload)
+        features = features_of(items, ranges, prompt_length=len(ids), payload=payload)
+        return pictures_of(features, ids) if self.preparation.pictured else features
 
 
 def open_vision(
@@ -152,7 +163,7 @@ def open_vision(
     *,
     dtype: str,
     engine_normalizes: bool,
-    masks_are_read: bool,
+    in_runs: InRuns,
     processor_kwargs: Mapping[str, Any],
     media_io_kwargs: Mapping[str, Mapping[str, Any]],
     max_pixels: int,
@@ -162,12 +173,13 @@ def open_vision(
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
     model's own. ``media_io_kwargs``: where a request says nothing else; of images alone.
     ``engine_normalizes``: whether engines do, where the family can leave it to them.
-    ``masks_are_read``: whether engines do so. ``video_opener``: None where videos are not to be taken. Raises
-    ModelLoadError."""
+    ``in_runs``: what they are given of an image whose embeddings are in several runs. ``video_opener``: None
+    where videos are not to be taken. Raises ModelLoadError."""
     family = family_of(assets.config, assets.vocabulary, encode)
     if family is None:
         return None
-    as_bytes = engine_normalizes and family.engine_normalizes
+    pictured = family.in_runs and in_runs == "pictures"
+    as_bytes = pictured or (engine_normalizes and family.engine_normalizes)
     own = read_json_object(assets.directory / "preprocessor_config.json") or {}
     whole = read_json_object(assets.directory / "processor_config.json")
 
@@ -186,7 +198,7 @@ def open_vision(
             model=assets.name,
             float_type=in_engines,
             as_bytes=as_bytes,
-            masks_are_read=masks_are_read,
+            in_runs=in_runs,
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )

@@ -101,6 +101,16 @@ class ContinuationReport(msgspec.Struct, kw_only=True, omit_defaults=True):
     detail: str | None = None
 
 
+class ContentPlace(msgspec.Struct, kw_only=True):
+    """Ours: where one of ``content_parts`` stands, and what engines make of it."""
+
+    offset: int
+    length: int
+    """Of what stands for it in the request's ``token_ids``."""
+    token_ids: list[int]
+    """Those that stand there when the engine has put the image in."""
+
+
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """The render reply and the generate request. ``kv_transfer_params`` stays a plain dict: it is opaque."""
 
@@ -116,6 +126,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     features: dict[str, Any] | None = None
     content_parts: list[Any] | None = None
+    content_places: list[ContentPlace] | msgspec.UnsetType = msgspec.UNSET
+    """In the order of ``content_parts``."""
     token_offsets: list[tuple[int, int]] | None = None
     """Character ``[start, end]`` of each prompt token in the templated text, when asked for."""
     reasoning_ended: bool | None = None

@@ -75,7 +75,7 @@ class ChatRenderer:
             whole = prompt
             prompt, report = self._continued.prompt(request, request.continuation, whole, render_other)
             ranges = self._media.moved(ranges, whole, prompt)
-        features = self._media.features(request, images, ranges, prompt)
+        media = self._media.given(request, images, ranges, prompt)
         rules = self._rules.rules(request, kwargs, prompt.ids)
         params = self._sampling.build(
             request,
@@ -90,4 +90,4 @@ class ChatRenderer:
         generate.continuation = report
         if warnings:
             generate.warnings = warnings
-        return Rendered(generate, prompt.ids, features)
+        return Rendered(generate, prompt.ids, media)

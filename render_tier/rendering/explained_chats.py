@@ -37,14 +37,15 @@ class ExplainedChats:
         """What ``render`` gives, and why. Raises ApiError."""
         asked = request.model_copy(update={"return_token_offsets": True})
         reused = (request.kv_transfer_params or {}).get("prompt_token_ids") is not None
-        generate = render(asked).generate_request()
+        rendered = render(asked)
+        generate = rendered.generate_request()
         explainer = Explainer(self._assets, self._settings, self._parsers.reasoning, self._parsers.tools)
         text, facts = None, None
         if not reused and self._prompts.native is None:
             kwargs = self._prompts.template_kwargs(request)
             text = self._prompts.plain_text(request, kwargs)
             facts = self._prompts.facts(request, kwargs, explainer)
-        tokens = explainer.tokens(generate.token_ids, generate.token_offsets)
+        tokens = explainer.tokens(rendered.ids.to_list(), generate.token_offsets)
         if not request.return_token_offsets:
             generate.token_offsets = None
         return Explanation(

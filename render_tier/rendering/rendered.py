@@ -14,6 +14,7 @@ from render_tier.rendering.token_ids import PromptIds
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.features import Features
+    from render_tier.multimodal.pictures import Pictures
 
 
 COPIED = 1 << 14
@@ -23,28 +24,35 @@ COPIED = 1 << 14
 @dataclass(frozen=True)
 class Rendered:
     request: GenerateRequest
-    """Complete but for ``token_ids``, which are `ids`, and `features`."""
+    """Complete but for ``token_ids`` and what `media` holds."""
     ids: PromptIds
-    features: Features | None = None
+    """Of the prompt as engines compute it."""
+    media: Features | Pictures | None = None
     """What the request holds for images; `request` has none of it."""
 
     def encode(self, *, compact: bool = False) -> list[bytes]:
         """The GenerateRequest as JSON, in pieces: images are large, and are not copied. ``compact``: with
         ``token_ids`` as `PromptIds.base64`."""
         fields = {name: getattr(self.request, name) for name in self.request.__struct_fields__}
-        fields["token_ids"] = self.ids.base64() if compact else msgspec.Raw(self.ids.json())
-        if self.features is not None:
-            del fields["features"]
+        ids = self._sent_ids()
+        fields["token_ids"] = ids.base64() if compact else msgspec.Raw(ids.json())
+        if self.media is not None:
+            del fields["features"], fields["content_parts"]
         encoded = msgspec.json.encode(
             {name: value for name, value in fields.items() if value is not msgspec.UNSET}
         )
-        if self.features is None:
+        if self.media is None:
             return [encoded]
-        return _fewer([encoded[:-1], b',"features":', *self.features.pieces(), b"}"])
+        return _fewer([encoded[:-1], b",", *self.media.pieces(), b"}"])
 
     def generate_request(self) -> GenerateRequest:
-        features = None if self.features is None else self.features.to_dict()
-        return msgspec.structs.replace(self.request, token_ids=self.ids.to_list(), features=features)
+        if self.media is None:
+            return msgspec.structs.replace(self.request, token_ids=self.ids.to_list())
+        return msgspec.json.decode(b"".join(self.encode()), type=GenerateRequest)
+
+    def _sent_ids(self) -> PromptIds:
+        sent = None if self.media is None else self.media.sent_ids()
+        return self.ids if sent is None else PromptIds.of(sent)
 
 
 def _fewer(pieces: Iterable[bytes]) -> list[bytes]:

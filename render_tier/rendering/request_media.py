@@ -26,6 +26,7 @@ from render_tier.rendering.token_ids import PromptIds
 if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.families import Replacement
     from render_tier.multimodal.features import Features
+    from render_tier.multimodal.pictures import Pictures
     from render_tier.multimodal.placeholders import Range
     from render_tier.multimodal.vision import PromptImage, Vision
 
@@ -129,17 +130,15 @@ class RequestMedia:
         except ValueError as error:
             raise BadRequest(str(error), param="continuation") from None
 
-    def features(
+    def given(
         self,
         request: ChatCompletionRequest,
         images: Sequence[PromptImage],
         ranges: Sequence[Range],
         prompt: EncodedPrompt,
-    ) -> Features | None:
+    ) -> Features | Pictures | None:
         """What an engine is given for the images at ``ranges`` of the prompt."""
         if not images:
             return None
         assert self._vision is not None
-        return self._vision.features(
-            images, ranges, prompt_length=len(prompt.ids), payload=request.mm_payload
-        )
+        return self._vision.given(images, ranges, ids=prompt.ids, payload=request.mm_payload)

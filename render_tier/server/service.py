@@ -136,7 +136,7 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
             lambda text: engine.ids(text, add_special_tokens=False),
             dtype=settings.dtype,
             engine_normalizes=settings.mm_device_do_normalize,
-            masks_are_read=settings.mm_placeholder_masks,
+            in_runs=settings.mm_images_in_runs,
             processor_kwargs=settings.mm_processor_kwargs,
             media_io_kwargs=settings.media_io_kwargs,
             max_pixels=settings.max_image_pixels,

@@ -157,6 +157,8 @@ class Tier:
         """As an engine that keeps them: by hash, the images that it has got."""
         self.features: dict[str, Any] | None = None
         """What it says, as a render tier, of the images of every prompt."""
+        self.pictures: dict[str, Any] = {}
+        """What it says of them in their place."""
         self.fingerprint = ""
         self.known_items: list[str] = []
         """As a render tier: what the orchestrator has said that it has, with each request."""
@@ -511,6 +513,7 @@ class Tier:
             "stream_options": body.get("stream_options"),
             "cache_salt": body.get("cache_salt"),
             "features": self.features,
+            **self.pictures,
             "unknown_field": {"kept": [1, 2.5, "x"]},
         }
 

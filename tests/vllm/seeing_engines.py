@@ -2,11 +2,12 @@
 themselves, and given what was rendered elsewhere.
 
 Reads `{MODEL: {"directory": PATH, "overrides": MM_PROCESSOR_KWARGS, "chats": CHATS}}` with CHATS
-`{CHAT: {"messages": ..., "rendered": GENERATE REQUEST}}`; each model is one engine in this process, one after
-the other. Writes by model `chats`: of each what the engine says to the messages (`whole`, by vLLM's own
-renderer) and to the request (`rendered`), and whether it is the same images that it is given in both cases,
-in their hashes, places of embeddings and tensors (`fed`). And `relayed`: what it says to what vLLM's own
-render would send of the first chat, or the error of which it ends.
+`{CHAT: {"messages": ..., "rendered": GENERATE REQUEST, "pictured": GENERATE REQUEST}}`; each model is one
+engine in this process, one after the other. Writes by model `chats`: of each what the engine says to the
+messages (`whole`, by vLLM's own renderer) and to the request (`rendered`), and whether it is the same images
+that it is given in both cases, in their hashes, places of embeddings and tensors (`fed`); and what it says to
+the one with `content_parts` (`pictured`; None where it has none). And `relayed`: what it says to what vLLM's
+own render would send of the first chat, or the error of which it ends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from vllm.entrypoints.scale_out.token_in_token_out.mm_features import (
     mm_kwargs_from_features,
 )
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
-from vllm.inputs import EngineInput, mm_input, tokens_input
+from vllm.inputs import EngineInput, TokensPrompt, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.media import MediaConnector
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -44,6 +46,7 @@ class Engine:
             enforce_eager=True,
             skip_mm_profiling=True,  # what the largest image would take is not measured: seconds
         )
+        self._media = MediaConnector()
         self._engine = self._llm.llm_engine
         self._process = self._engine.input_processor.process_inputs
         self._engine.input_processor.process_inputs = self._note
@@ -69,6 +72,17 @@ class Engine:
                 if output.finished:
                     last = output
         return self._said(last)
+
+    def pictured(self, given: dict[str, Any], sampling: SamplingParams) -> Any:
+        """What its endpoint does with `content_parts`."""
+        parts = given["content_parts"]
+        prompt = TokensPrompt(
+            prompt_token_ids=given["token_ids"],
+            multi_modal_data={"image": [self._media.fetch_image(part["url"]) for part in parts]},
+            multi_modal_uuids={"image": [part["uuid"] for part in parts]},
+        )
+        (output,) = self._llm.generate([prompt], sampling.clone(), use_tqdm=False)
+        return self._said(output)
 
     def _said(self, output: RequestOutput) -> Any:
         """The prompt's IDs, and those chosen with the logprobs of each place. Nothing of it is kept: an image
@@ -132,7 +146,11 @@ def of_model(directory: str, overrides: dict[str, Any], chats: dict[str, Any]) -
         request = GenerateRequest.model_validate(chat["rendered"])
         rendered, ours = engine.rendered(request, masks_of(chat["rendered"])), engine.images
         whole = engine.whole(chat["messages"], request.sampling_params)
-        answers[name] = {"rendered": rendered, "whole": whole, "fed": same(ours, engine.images)}
+        fed, pictured = same(ours, engine.images), None
+        if chat["pictured"]["content_parts"]:
+            pictured = engine.pictured(chat["pictured"], request.sampling_params)
+            assert same(ours, engine.images), "the same images, for the engine to read"
+        answers[name] = {"rendered": rendered, "whole": whole, "fed": fed, "pictured": pictured}
         if relayed is None:
             relayed = request.model_copy(update={"features": extract_mm_features(engine.given)})
     try:  # last: the engine may not outlive it

@@ -18,7 +18,6 @@ import httpx
 import msgspec
 import pytest
 from PIL import Image
-from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from render_tier.multimodal.families import Family, Replacement, family_of
@@ -134,7 +133,7 @@ def test_prompts_and_items_are_vllms(opened: Opened, recorded: dict[str, Any]) -
         model="m",
         float_type="bfloat16",
         as_bytes=family.engine_normalizes,
-        masks_are_read=True,
+        in_runs="masks",
         max_pixels=1 << 24,
         cache_bytes=0,
     )
@@ -158,18 +157,8 @@ def test_prompts_and_items_are_vllms(opened: Opened, recorded: dict[str, Any]) -
 @pytest.fixture(params=["llava_next", "internvl", "mistral3"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, qwen3_dir: Path) -> tuple[str, Settings, Service]:
     directory = lay_out(request.param, qwen3_dir.parent, tmp_path / request.param)
-    settings = settings_for(directory, mm_placeholder_masks=True)
+    settings = settings_for(directory, mm_images_in_runs="masks")
     return request.param, settings, Service.load(settings)
-
-
-@pytest.fixture
-def unmasked(tmp_path: Path, qwen3_dir: Path) -> tuple[Settings, Service]:
-    settings = settings_for(lay_out("mistral3", qwen3_dir.parent, tmp_path / "m"))
-    with capture_logs() as logs:
-        service = Service.load(settings)
-    (refused,) = (entry for entry in logs if entry["event"] == "images_refused")
-    assert "--mm-placeholder-masks" in refused["reason"]
-    return settings, service
 
 
 async def answered(settings: Settings, service: Service) -> httpx.Response:
@@ -194,12 +183,6 @@ async def test_a_chat_is_answered_with_them(
     assert len(places) == sum(last + 1 - first for first, last in expected["embedded"][0])
     (item,) = answer["features"]["kwargs_data"]["image"]
     assert json.loads(json.dumps(read_item(item))) == expected["items"][0]
-
-
-async def test_a_mask_is_not_sent_to_engines_that_do_not_read_it(unmasked: tuple[Settings, Service]) -> None:
-    response = await answered(*unmasked)
-    assert response.status_code == 400
-    assert "--mm-placeholder-masks" in response.json()["error"]["message"]
 
 
 def png(width: int, height: int) -> bytes:

@@ -1,0 +1,59 @@
+"""The `content_parts` of a GenerateRequest: images as pictures that engines read and normalize themselves, at
+the size that they have for the model. For engines that cannot be told where an image's embeddings stand: they
+find that out where they put an image's tokens into the prompt themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from render_tier.multimodal.features import Features, Payload
+from render_tier.multimodal.placeholders import Range
+from render_tier.multimodal.prepared import NamedItem
+
+DATA_URL = b"data:image/x-portable-pixmap;base64,"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    placed: Sequence[tuple[NamedItem, Range]]
+    """In the order of their places in the whole prompt."""
+    ids: Sequence[int]
+    """Of the whole prompt."""
+    payload: Payload
+
+    def sent_ids(self) -> list[int]:
+        """The prompt with one token for each image."""
+        sent: list[int] = []
+        done = 0
+        for _, where in self.placed:
+            sent += self.ids[done : where.offset + 1]
+            done = where.offset + where.length
+        return [*sent, *self.ids[done:]]
+
+    def pieces(self) -> list[bytes]:
+        """Members of a JSON object, in pieces: pictures are large, and are not copied."""
+        pieces, before = [b'"features":null,"content_parts":'], b"["
+        for item, _ in self.placed:
+            name = msgspec.json.encode(item.mm_hash)
+            pieces.append(b'%b{"type":"image_url","uuid":%b,"url":' % (before, name))
+            sent = self.payload == "tensors"
+            pieces += [b'"%b' % DATA_URL, item.item.kwargs, b'"}'] if sent else [b"null}"]
+            before = b","
+        return [*pieces, b'],"content_places":', msgspec.json.encode(self._places())]
+
+    def _places(self) -> list[dict[str, Any]]:
+        places, shorter = [], 0
+        for _, where in self.placed:
+            ids = self.ids[where.offset : where.offset + where.length]
+            places.append({"offset": where.offset - shorter, "length": 1, "token_ids": ids})
+            shorter += where.length - 1
+        return places
+
+
+def pictures_of(features: Features, ids: Iterable[int]) -> Pictures:
+    """Of images alone. ``ids``: of the whole prompt."""
+    return Pictures(features.items.get("image", ()), list(ids), features.payload)

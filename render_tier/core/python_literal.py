@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from render_tier.core.json_tracker import MAX_DEPTH
+from render_tier.core.python_token import token_json
 from render_tier.core.tool_schema import quoted
 
 TOKEN_LIMIT: Final = 1024
@@ -45,12 +46,6 @@ _SIMPLE: Final = {
     "\\": "\\", "'": "'", '"': '"', "\n": "",
 }  # fmt: skip
 _HEX: Final = {"x": 2, "u": 4, "U": 8}
-_WORDS: Final = {
-    "True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null",
-}  # fmt: skip
-_INTEGER: Final = re.compile(r"([+-]?)0*(\d+)")
-_BASED: Final = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+)")
-_FLOAT: Final = re.compile(r"([+-]?)0*(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?")
 _PREFIXES: Final = frozenset({"r", "u", "b", "f", "rb", "br", "rf", "fr"})
 _CLOSERS: Final = {"[": "]", "(": ")", "d": "}", "s": "}", "?": "}"}
 
@@ -269,7 +264,7 @@ class PythonLiteral:
             self._open_quote(character)
             self._pending = ""  # the quote is read again by `_inside`
             return
-        self._write(_token_json(token), out)
+        self._write(token_json(token), out)
         self._mode = AFTER
 
     # --- strings ---
@@ -457,19 +452,3 @@ def _as_key(captured: str) -> str:
     comma = ", " if captured.startswith(", ") else ""
     value = captured[len(comma) :]
     return comma + (value if value.startswith('"') else f'"{value}"')
-
-
-def _token_json(token: str) -> str:
-    """A number or word as JSON. A word that means nothing is the string that it spells."""
-    if token in _WORDS:
-        return _WORDS[token]
-    digits = token.replace("_", "") if token[:1] != "_" else token
-    if match := _INTEGER.fullmatch(digits):
-        return ("-" if match[1] == "-" else "") + match[2]
-    if match := _BASED.fullmatch(digits):
-        return ("-" if match[1] == "-" else "") + str(int(match[2], 0))
-    match = _FLOAT.fullmatch(digits)
-    if match and (match[2] or match[3] or "0" in digits) and digits.strip("+-.")[:1] not in ("", "e", "E"):
-        exponent = f"e{match[4]}" if match[4] else ""
-        return f"{'-' if match[1] == '-' else ''}{match[2] or '0'}.{match[3] or '0'}{exponent}"
-    return msgspec.json.encode(token).decode()

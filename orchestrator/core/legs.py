@@ -21,7 +21,7 @@ import msgspec
 
 from orchestrator.core.item_store import Kept
 from orchestrator.core.kv_params import PREFILL_PARAMS
-from orchestrator.core.long_strings import Strings, cut, restored
+from orchestrator.core.long_strings import Strings, cut, references, restored
 from orchestrator.core.media import (
     Features,
     FeaturesError,
@@ -34,6 +34,7 @@ from orchestrator.core.media import (
     without_data,
 )  # fmt: skip
 from orchestrator.core.pictures import Pictures, Place, read_pictures
+from render_tier.protocol.unreadable import UNREADABLE
 
 Placement = Literal["top", "extra_args", "both"]
 """Where an engine version reads transfer params: beside ``token_ids``, in ``sampling_params.extra_args``."""
@@ -151,7 +152,7 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     try:
         head = _head_decoder.decode(body)
         fields = _fields_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RenderReplyError(f"render reply: {error}") from error
     if not head.token_ids:
         raise RenderReplyError("render reply: no token_ids")
@@ -181,11 +182,23 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     )
 
 
+def _read(body: bytes | msgspec.Raw) -> tuple[_Head, dict[str, msgspec.Raw], Strings]:
+    """A generate request and its fields, with the data of its media apart. Raises DecodeError,
+    UnicodeDecodeError and RecursionError."""
+    if isinstance(body, bytes):
+        short, strings = cut(body, after=b'"kwargs_data":')
+        fields = _fields_decoder.decode(short)
+        if references(fields.get("features", b"")) == len(strings):
+            return _head_decoder.decode(short), fields, strings
+        # A client has a key of that name elsewhere, or another long string follows.
+    return _head_decoder.decode(body), _fields_decoder.decode(body), ()
+
+
 def read_render_replies(body: bytes) -> list[RenderedPrompt]:
     """Parse the list of prompts that completions render answers with. Raises ``RenderReplyError``."""
     try:
         items = _list_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RenderReplyError(f"render reply: {error}") from error
     if not items:
         raise RenderReplyError("render reply: no prompts")

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from orchestrator.core.media import FeaturesError, Item
+from render_tier.protocol.unreadable import UNREADABLE
 
 
 class Place(msgspec.Struct):
@@ -83,7 +84,7 @@ def read_pictures(
             raise FeaturesError("content_places must be in the prompt, and in its order")
         try:
             named = _part_decoder.decode(part)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise FeaturesError(f"content_parts: {error}") from error
         lacks_data |= named.url == _NULL
         whole += token_ids[done : place.offset]

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from render_tier.core.table import ReasoningFormat, ToolFormat
+from render_tier.core.table import ReasoningFormat
 from render_tier.model import ModelAssets
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.generate import GenerateRequest
@@ -71,12 +71,10 @@ class Explainer:
         assets: ModelAssets,
         settings: RenderSettings,
         reasoning: ReasoningFormat | None,
-        tools: ToolFormat | None,
     ) -> None:
         self._assets = assets
         self._settings = settings
         self._reasoning = reasoning
-        self._tools = tools
 
     def tokens(self, ids: list[int], offsets: list[tuple[int, int]] | None) -> list[TokenSpan]:
         vocabulary = self._assets.vocabulary

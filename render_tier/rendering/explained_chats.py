@@ -39,7 +39,7 @@ class ExplainedChats:
         reused = (request.kv_transfer_params or {}).get("prompt_token_ids") is not None
         rendered = render(asked)
         generate = rendered.generate_request()
-        explainer = Explainer(self._assets, self._settings, self._parsers.reasoning, self._parsers.tools)
+        explainer = Explainer(self._assets, self._settings, self._parsers.reasoning)
         text, facts = None, None
         if not reused and self._prompts.native is None:
             kwargs = self._prompts.template_kwargs(request)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+REQUIRED = ("numpy", "threadpoolctl")
+"""Packages that only the engine needs; they come with an extra."""
 
 
 class EngineRole(StrEnum):
@@ -80,6 +84,11 @@ def engine(
     log_format: Annotated[LogFormat, typer.Option(help="Form of log lines.")] = LogFormat.json,
 ) -> None:
     """Serve a tokens-only engine on the CPU: a real small model, or a script."""
+    for name in REQUIRED:
+        if importlib.util.find_spec(name) is None:
+            typer.echo(f"error: the engine needs {name}: pip install 'disagg-frontend[demo]'", err=True)
+            raise typer.Exit(1)
+
     from orchestrator.embedded.assembly import EngineOptions, build_surface
     from orchestrator.embedded.engine import EngineSettings
     from orchestrator.embedded.nixl_memory import NixlError

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
 from tests.orchestrator.embedded.engines import GENERATE, body, frames
 
 
@@ -21,6 +24,16 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.mark.parametrize("package", ["numpy", "threadpoolctl"])
+def test_a_package_that_is_not_installed_is_named_with_the_remedy(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    done = CliRunner().invoke(app, ["engine", "--model", "x"])
+    assert done.exit_code == 1
+    assert f"the engine needs {package}: pip install 'disagg-frontend[demo]'" in done.output
 
 
 def test_sigterm_ends_streams_properly_and_every_log_line_is_json(tmp_path: Path, tiny_model: Path) -> None:

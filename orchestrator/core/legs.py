@@ -35,6 +35,7 @@ from orchestrator.core.media import (
 )  # fmt: skip
 from orchestrator.core.pictures import Pictures, Place, read_pictures
 from render_tier.protocol.unreadable import UNREADABLE
+from render_tier.protocol.unreadable import UNREADABLE
 
 Placement = Literal["top", "extra_args", "both"]
 """Where an engine version reads transfer params: beside ``token_ids``, in ``sampling_params.extra_args``."""

@@ -35,7 +35,6 @@ from orchestrator.core.media import (
 )  # fmt: skip
 from orchestrator.core.pictures import Pictures, Place, read_pictures
 from render_tier.protocol.unreadable import UNREADABLE
-from render_tier.protocol.unreadable import UNREADABLE
 
 Placement = Literal["top", "extra_args", "both"]
 """Where an engine version reads transfer params: beside ``token_ids``, in ``sampling_params.extra_args``."""
@@ -147,12 +146,8 @@ _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     """Parse one rendered prompt. Raises ``RenderReplyError``."""
-    strings: Strings = ()
-    if isinstance(body, bytes):
-        body, strings = cut(body, after=b'"kwargs_data":')
     try:
-        head = _head_decoder.decode(body)
-        fields = _fields_decoder.decode(body)
+        head, fields, strings = _read(body)
     except UNREADABLE as error:
         raise RenderReplyError(f"render reply: {error}") from error
     if not head.token_ids:

@@ -52,6 +52,11 @@ def restored(text: msgspec.Raw, strings: Sequence[bytes | memoryview]) -> msgspe
     return msgspec.Raw(b"".join(pieces))
 
 
+def references(text: bytes | msgspec.Raw) -> int:
+    """How many are in ``text``, which is part of one that strings were cut out of."""
+    return bytes(text).count(_BEGIN)
+
+
 def reference(number: int) -> msgspec.Raw:
     return msgspec.Raw(b'%b%d"' % (_BEGIN, number))
 

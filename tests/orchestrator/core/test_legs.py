@@ -78,6 +78,32 @@ def test_reading() -> None:
     assert prompt.wants_prompt_logprobs
 
 
+LONG_TEXT = "x" * (1 << 16)
+FEATURES = {
+    "mm_hashes": {"image": ["a"]},
+    "mm_placeholders": {"image": [{"offset": 0, "length": 1}]},
+    "kwargs_data": {"image": [LONG_TEXT]},
+}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"extra_args": {"kwargs_data": 1, "text": LONG_TEXT}},
+        {"extra_args": {"kwargs_data": LONG_TEXT}, "features": FEATURES},
+        {"features": FEATURES, "cache_salt": LONG_TEXT},
+    ],
+    ids=["a client's key", "a client's key before images", "behind the images"],
+)
+def test_long_strings_that_are_no_images_reach_engines_as_they_are(reply: dict[str, Any]) -> None:
+    sampling = {"n": 1, "max_tokens": 3, "extra_args": reply.pop("extra_args", None)}
+    sent = {"token_ids": [1, 2, 3], "sampling_params": sampling, **reply}
+    prompt = read_render_reply(json.dumps(sent, separators=(",", ":")).encode())
+    leg = wire(decode_leg(prompt, "r", 0, None, "top"))
+    assert leg["sampling_params"]["extra_args"] == sampling["extra_args"]
+    assert {name: leg[name] for name in reply} == reply
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"{}", b'{"token_ids":[],"sampling_params":{}}', b'{"token_ids":["1"],"sampling_params":{}}',

@@ -7,13 +7,14 @@ The same names are command-line flags (``--max-model-len``) and keys of a ``--co
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from render_tier.core.formats import REASONING_NAMES, TOOL_NAMES
 from render_tier.core.machine import StopScope
+from render_tier.media_limits import MediaLimits
 
 MIB = 1024 * 1024
 SECRET = "***"
@@ -94,9 +95,10 @@ class Settings(BaseModel):
     max_state_bytes: int = Field(default=MIB, ge=1024)
     """Longest state of a stream that a client may send."""
 
-    limit_mm_per_prompt: dict[Literal["image", "video", "audio"], Annotated[int, Field(ge=0)]] = {}
-    """Most images and videos of a prompt, as {"image": 8, "video": 1} (JSON); 999 when not given. 0 serves
-    the model without. Of "audio" none is taken, whatever is said."""
+    limit_mm_per_prompt: MediaLimits = {}
+    """Most images and videos of a prompt, as {"image": 8, "video": {"count": 1}} (JSON); 999 when not given.
+    0 serves the model without. Of "audio" none is taken, whatever is said. The sizes that engines measure
+    their memory by are read over."""
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
     media_io_kwargs: dict[str, dict[str, Any]] = {}

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from render_tier.media_limits import DEFAULT_LIMIT
 from render_tier.model import ModelLoadError
 from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
@@ -53,8 +54,6 @@ Keyed = tuple[bytes, Opened]
 """An image, and the key under which it is, or will be, kept."""
 FETCHES = 8
 """Of one request at a time."""
-DEFAULT_LIMIT = 999
-"""Images of a prompt, as in vLLM."""
 
 
 class RequestImages:

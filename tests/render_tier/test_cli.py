@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,32 @@ def test_unknown_key_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "message"),
-    [({"image": -1}, "image"), ({"imgae": 2}, "'image', 'video' or 'audio'"), ({"video": 1.5}, "video")],
+    [
+        ({"image": -1}, "image"),
+        ({"imgae": 2}, "'image', 'video' or 'audio'"),
+        ({"imgae": {"count": 2}}, "'image', 'video' or 'audio'"),
+        ({"video": 1.5}, "video"),
+        ({"image": {"count": -1}}, "image"),
+        ({"image": {"count": None}}, "image"),
+        ({"image": {"num_frames": 3}}, "image: 'num_frames' is not known; count, width, height are"),
+        ({"video": {"count": 1, "num_frames": 0}}, "video: num_frames is a whole number above 0"),
+        ({"video": {"width": "512"}}, "video: width is a whole number above 0"),
+        ([], "dict"),
+    ],
 )
 def test_limits_of_media_that_are_none_are_refused(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(model="m", limit_mm_per_prompt=limits)
+
+
+def test_limits_of_media_may_be_objects_as_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {
+        "image": {"count": 5, "width": 512, "height": None},
+        "video": {"num_frames": 32, "width": 512, "height": 512},
+        "audio": {"count": 0, "length": 1},
+    }
+    settings = parse(monkeypatch, "serve", "m", "--limit-mm-per-prompt", json.dumps(limits))
+    assert settings.limit_mm_per_prompt == {"image": 5, "video": 999, "audio": 0}
 
 
 def test_settings_cannot_be_changed() -> None:

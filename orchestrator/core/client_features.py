@@ -32,6 +32,7 @@ def check_client_features(features: Features) -> None:
     unknown = features.mm_hashes.keys() - set(MODALITIES)
     if unknown:
         raise FeaturesError(f"features are of {', '.join(MODALITIES)}, not {min(unknown)[:64]!r}")
+    _check_hashes(features)
     for name, part in (("kwargs_data", features.kwargs_data), ("mm_metadata", features.mm_metadata)):
         for modality, items in (part or {}).items():
             packed = [_fields(item, f"{name}.{modality}[{index}]") for index, item in enumerate(items)]
@@ -40,6 +41,18 @@ def check_client_features(features: Features) -> None:
                 raise FeaturesError(f"mm_placeholders and {name} of features do not agree: {fault}")
             if modality == "video" and (fault := seconds_fault(packed, tokens)):
                 raise FeaturesError(f"{name} of features has what no engine has positions for: {fault}")
+
+
+def _check_hashes(features: Features) -> None:
+    """An engine computes the first item of a hash, and puts that in the places of all."""
+    told = [part for part in (features.kwargs_data, features.mm_metadata) if part is not None]
+    shown: dict[str, tuple[object, ...]] = {}
+    for modality, names in features.mm_hashes.items():
+        for index, name in enumerate(names):
+            place = features.mm_placeholders[modality][index]
+            item = modality, place.length, place.is_embed, *(part[modality][index] for part in told)
+            if shown.setdefault(name, item) != item:
+                raise FeaturesError(f"mm_hashes of features has {name[:64]!r} for two items that differ")
 
 
 def _fields(item: msgspec.Raw, where: str) -> bytes | None:

@@ -130,6 +130,29 @@ def test_seconds_that_engines_have_no_positions_for_are_refused(part: str, told:
     assert refused.value.param == "features"
 
 
+def test_one_hash_stands_for_one_item() -> None:
+    """An engine that has other places for it than for the first one of that hash ends."""
+    again = {"offset": 5, "length": 2}
+    twice = {name: {"image": part["image"] * 2} for name, part in FEATURES.items()}
+    assert (
+        read(
+            twice
+            | {"mm_placeholders": {"image": [{"offset": 0, "length": 4}, again | {"offset": 4, "length": 4}]}}
+        )
+        == 2
+    )
+    for changed in (
+        {"mm_placeholders": {"image": [{"offset": 0, "length": 4}, again]}, "mm_metadata": None},
+        {"mm_placeholders": {"image": [{"offset": 0, "length": 4}, {"offset": 4, "length": 4}]}}
+        | {"kwargs_data": {"image": [of_pixels("x"), of_pixels("y")]}},
+        {name: {**part, "video": part["image"]} for name, part in FEATURES.items() if name != "mm_metadata"}
+        | {"mm_metadata": None}
+        | {"mm_placeholders": {"image": [{"offset": 0, "length": 4}], "video": [{"offset": 4, "length": 4}]}},
+    ):
+        with pytest.raises(BadRequest, match="'a' for two items that differ"):
+            read(twice | changed)
+
+
 def test_slashes_may_be_escaped() -> None:
     packed = item(pixel_values=tensor("uint8", [9], b"\xff" * 9))
     asked = {"token_ids": IDS, "sampling_params": {}, "features": FEATURES}

@@ -25,6 +25,8 @@ class Features:
     items: dict[Modality, list[tuple[NamedItem, Range]]]
     """In the order of their places."""
     payload: Payload
+    field = "features"
+    """Of the request that has them."""
 
     def sent_ids(self) -> None:
         """Engines are sent the prompt's own."""

@@ -24,6 +24,8 @@ class Pictures:
     ids: Sequence[int]
     """Of the whole prompt."""
     payload: Payload
+    field = "content_parts"
+    """Of the request that has them."""
 
     def sent_ids(self) -> list[int]:
         """The prompt with one token for each image."""
@@ -36,7 +38,7 @@ class Pictures:
 
     def pieces(self) -> list[bytes]:
         """Members of a JSON object, in pieces: pictures are large, and are not copied."""
-        pieces, before = [b'"features":null,"content_parts":'], b"["
+        pieces, before = [b'"content_parts":'], b"["
         for item, _ in self.placed:
             name = msgspec.json.encode(item.mm_hash)
             pieces.append(b'%b{"type":"image_url","uuid":%b,"url":' % (before, name))

@@ -37,7 +37,7 @@ class Rendered:
         ids = self._sent_ids()
         fields["token_ids"] = ids.base64() if compact else msgspec.Raw(ids.json())
         if self.media is not None:
-            del fields["features"], fields["content_parts"]
+            del fields[self.media.field]
         encoded = msgspec.json.encode(
             {name: value for name, value in fields.items() if value is not msgspec.UNSET}
         )

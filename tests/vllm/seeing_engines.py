@@ -6,7 +6,7 @@ Reads `{MODEL: {"directory": PATH, "overrides": MM_PROCESSOR_KWARGS, "chats": CH
 engine in this process, one after the other. Writes by model `chats`: of each what the engine says to the
 messages (`whole`, by vLLM's own renderer) and to the request (`rendered`), and whether it is the same images
 that it is given in both cases, in their hashes, places of embeddings and tensors (`fed`); and what it says to
-the one with `content_parts` (`pictured`; None where it has none). And `relayed`: what it says to what vLLM's
+the one with `content_parts` (`pictured`; None without one). And `relayed`: what it says to what vLLM's
 own render would send of the first chat, or the error of which it ends.
 """
 
@@ -74,7 +74,7 @@ class Engine:
         return self._said(last)
 
     def pictured(self, given: dict[str, Any], sampling: SamplingParams) -> Any:
-        """What its endpoint does with `content_parts`."""
+        """As its endpoint does with `content_parts`."""
         parts = given["content_parts"]
         prompt = TokensPrompt(
             prompt_token_ids=given["token_ids"],
@@ -147,7 +147,7 @@ def of_model(directory: str, overrides: dict[str, Any], chats: dict[str, Any]) -
         rendered, ours = engine.rendered(request, masks_of(chat["rendered"])), engine.images
         whole = engine.whole(chat["messages"], request.sampling_params)
         fed, pictured = same(ours, engine.images), None
-        if chat["pictured"]["content_parts"]:
+        if chat["pictured"] is not None:
             pictured = engine.pictured(chat["pictured"], request.sampling_params)
             assert same(ours, engine.images), "the same images, for the engine to read"
         answers[name] = {"rendered": rendered, "whole": whole, "fed": fed, "pictured": pictured}

@@ -66,6 +66,8 @@ async def test_engines_that_read_no_mask_are_given_pictures(mistral3: Mistral3) 
     shown = (await answered(*served)).raise_for_status().json()
     assert shown["features"] is None
     ((picture,), (place,)) = shown["content_parts"], shown["content_places"]
+    assert masked["content_parts"] is None
+    assert "content_places" not in masked
     ids, (where,) = masked["token_ids"], masked["features"]["mm_placeholders"]["image"]
     first, end = where["offset"], where["offset"] + where["length"]
     assert shown["token_ids"] == [*ids[: first + 1], *ids[end:]]

@@ -17,7 +17,11 @@ PROCESSOR, READING = "mm_processor_kwargs", "media_io_kwargs"
 MODALITY = "image"
 MODE, COLOR = "image_mode", "rgba_background_color"
 EDGES = frozenset({"height", "width", "shortest_edge", "longest_edge"})
-ORDERED = (("min_pixels", "max_pixels"), ("min_patches", "max_patches"))
+ORDERED = (
+    ("min_pixels", "max_pixels"),
+    ("min_patches", "max_patches"),
+    ("min_dynamic_patch", "max_dynamic_patch"),
+)
 
 
 class OptionRefused(ValueError):

@@ -10,7 +10,7 @@ from render_tier.model import ModelAssets, ModelLoadError
 from render_tier.model.context_length import text_config
 from render_tier.model.files import read_json_object
 from render_tier.multimodal.encoding import FloatType
-from render_tier.multimodal.families import Replacement, family_of, video_form_of
+from render_tier.multimodal.families import Replacement, Spelled, family_of, video_form_of
 from render_tier.multimodal.features import Features, Payload, features_of
 from render_tier.multimodal.item import ImageProcessor, UnsupportedProcessor
 from render_tier.multimodal.options import PROCESSOR, OptionRefused, image_options
@@ -74,13 +74,15 @@ class Vision:
             self.preparation = self._prepared_with({}, {})
 
     @property
-    def marks(self) -> Mapping[Modality, tuple[str, str]]:
+    def marks(self) -> Mapping[Modality, tuple[str, str, Spelled | None]]:
         """Of each kind of media that is taken, what stands for it in a message that reaches the template as
-        one string, and what a template writes for it."""
+        one string, what a template writes for it, and how where that is no token."""
         family = self.preparation.family
-        shown: dict[Modality, tuple[str, str]] = {"image": (family.mark, family.token)}
+        shown: dict[Modality, tuple[str, str, Spelled | None]] = {
+            "image": (family.mark, family.token, family.spelled)
+        }
         if self.videos is not None:
-            shown["video"] = self.videos.form.mark, self.videos.form.token
+            shown["video"] = self.videos.form.mark, self.videos.form.token, None
         return shown
 
     @property

@@ -21,11 +21,17 @@ from render_tier.rendering.explain import Explainer, TemplateFacts
 from render_tier.rendering.guarded_chat import check_template
 from render_tier.rendering.guarded_encoder import GuardedEncoder, MarkedText
 from render_tier.rendering.harmony_chat import HarmonyChat
-from render_tier.rendering.image_parts import MediaMarks, has_media
+from render_tier.rendering.image_parts import Mark, MediaMarks, has_media
 from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
 from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens
 from render_tier.rendering.settings import ContentFormat, RenderSettings
+from render_tier.rendering.spelled_places import (
+    check_tokenizer,
+    spelled_marks,
+    stand_ins_in,
+    with_stand_ins,
+)
 from render_tier.rendering.template import RESERVED_ARGUMENTS, ChatTemplate, TemplateCache
 from render_tier.rendering.token_ids import PromptIds
 
@@ -41,6 +47,8 @@ class TemplatedPrompt:
     """Marked, if there is a mark."""
     warnings: list[str]
     mark: str | None
+    places: tuple[Mark, ...] = ()
+    """Of the media that the conversation has, those that are no tokens yet."""
 
 
 class ChatPrompts:
@@ -57,7 +65,9 @@ class ChatPrompts:
         marks: MediaMarks | None = None,
     ) -> None:
         """``marks``: for a model that takes images. Raises BadRequest for a template that does not compile,
-        ModelLoadError for one that the guard cannot keep apart."""
+        ModelLoadError for one that the guard cannot keep apart, and for a tokenizer with which images cannot
+        be placed."""
+        check_tokenizer(marks, assets.tokenizer_json)
         self._assets = assets
         self._settings = settings
         self._parsers = parsers
@@ -233,12 +243,24 @@ class ChatPrompts:
         if self._guarded is not None:
             mark = self._guarded.guard.free_mark(conversation, accepted)
             own = self._guarded.guard.marked_values(own, mark)
-        return TemplatedPrompt(template.render(conversation, {**own, **accepted}, mark), warnings, mark)
+        text = template.render(conversation, {**own, **accepted}, mark)
+        places = () if self._marks is None else spelled_marks(self._marks.of(request.messages))
+        return TemplatedPrompt(text, warnings, mark, places)
 
     def _encode(self, templated: TemplatedPrompt, options: EncodeOptions) -> EncodedPrompt:
-        if self._guarded is None or templated.mark is None:
-            return self._encoder.text(templated.text, options)
-        return self._encoder.marked(MarkedText(templated.text, templated.mark), self._guarded, options)
+        if self._guarded is not None and templated.mark is not None:
+            marked = _with_marked_places(templated, templated.mark, self._guarded)
+            return self._encoder.marked(marked, self._guarded, options)
+        prompt = self._encoder.text(with_stand_ins(templated.text, templated.places), options)
+        ids = self._ids_with_places(templated, add_special_tokens=options.add_special_tokens)
+        return prompt if ids is None else self._encoder.token_ids(ids, options)
+
+    def _ids_with_places(self, templated: TemplatedPrompt, *, add_special_tokens: bool) -> list[int] | None:
+        """None where places are to be looked for in the text, if there are any."""
+        if not templated.places:
+            return None
+        ids = self._encoder.plain_ids(templated.text, add_special_tokens=add_special_tokens)
+        return stand_ins_in(ids, templated.text, templated.places)
 
     def _template_tools(self, request: ChatTemplateFields) -> list[dict[str, Any]] | None:
         if request.tools is None:
@@ -276,9 +298,18 @@ class ChatPrompts:
             return self._native_prompt(self.native, request, kwargs, is_cut=False).token_ids
         templated = self._templated(request, kwargs)
         if self._guarded is not None and templated.mark is not None:
-            ids = self._guarded.ids(MarkedText(templated.text, templated.mark)).to_list()
+            ids = self._guarded.ids(_with_marked_places(templated, templated.mark, self._guarded)).to_list()
             return self._guarded.wrapped(ids) if request.add_special_tokens else ids
-        return self._encoder.plain_ids(templated.text, add_special_tokens=request.add_special_tokens)
+        placed = self._ids_with_places(templated, add_special_tokens=request.add_special_tokens)
+        if placed is not None:
+            return placed
+        text = with_stand_ins(templated.text, templated.places)
+        return self._encoder.plain_ids(text, add_special_tokens=request.add_special_tokens)
+
+
+def _with_marked_places(templated: TemplatedPrompt, mark: str, guarded: GuardedEncoder) -> MarkedText:
+    text = with_stand_ins(templated.text, templated.places, partial(guarded.guard.marked, mark=mark))
+    return MarkedText(text, mark)
 
 
 def encode_options(

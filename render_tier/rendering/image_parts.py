@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.messages import MEDIA_FIELDS
 from render_tier.protocol.validation import invalid
+
+if TYPE_CHECKING:  # loaded only with a model that takes images
+    from render_tier.multimodal.families import Spelled
 
 Kind = Literal["image", "video"]
 IMAGE_TYPES = frozenset({"image_url", "input_image"})
@@ -45,7 +48,8 @@ class Mark:
     text: str
     """Stands for it in content that becomes one string."""
     token: str
-    """The special token of which a template writes one for it."""
+    """What a template writes once for it: a special token, if it is not spelled."""
+    spelled: Spelled | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class MediaMarks:
     by_kind: Mapping[Kind, Mark]
     """Of what the model takes."""
     literal_is_text: bool = False
-    """Whether the tokens, where a message spells them, are encoded as text."""
+    """Whether special tokens, where a message spells them, are encoded as text."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -175,7 +179,8 @@ def with_marks(texts: Sequence[str], media: Sequence[Mapping[str, Any]], marks: 
 def refuse_literal(text: str, marks: MediaMarks) -> None:
     """Raises BadRequest for text that would be taken for the place of an image or a video."""
     for kind, mark in marks.by_kind.items():
-        if not marks.literal_is_text and mark.token in text:
+        is_text = marks.literal_is_text and mark.spelled is None
+        if not is_text and mark.token in text:
             place = "an image" if kind == "image" else "a video"
             raise BadRequest(
                 f"a text beside {kind}s holds {mark.token!r}, which would be taken for the place of {place}",

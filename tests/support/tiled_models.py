@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support import vision_models
+from tests.support import internvl_chat, vision_models
 from tests.support.pixel_cases import CLIP, HALF, IMAGENET, PINPOINTS, STEPS
 from tests.support.pixel_cases import MODELS as PIXELS
 
@@ -51,10 +51,12 @@ class TiledModel:
     """How much longer than the other one a side of an image may be."""
     overrides: Json = field(default_factory=dict)
     """The operator's `mm_processor_kwargs`."""
+    spelled: tuple[int, ...] = ()
+    """IDs of what a template writes for an image where that is not its token."""
 
     @property
     def image_token(self) -> int:
-        """Which a template writes."""
+        """Which a template writes, or which stands in for what it writes."""
         if self.tokens:
             return FIRST_ADDED + len(self.tokens) - 1
         return int(self.config.get("boi_token_index") or self.config["image_token_id"])
@@ -171,6 +173,23 @@ def _lines(kind: str, architecture: str, side: int, patch: int, merge: int) -> T
     )
 
 
+def _internvl_chat(text: Json, overrides: Json, **settings: Any) -> TiledModel:
+    return TiledModel(
+        internvl_chat.config(
+            {**TEXT, **text},
+            {**TOWER, "image_size": 448, "patch_size": 14},
+            torch_dtype="bfloat16",
+            **settings,
+        ),
+        # Which vLLM does not look at.
+        {"feature_extractor_type": "CLIPFeatureExtractor", "crop_size": 336, "size": 336, **CLIP},
+        {},
+        internvl_chat.TOKENS,
+        overrides=overrides,
+        spelled=(27, 1805, 29),
+    )
+
+
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -202,6 +221,11 @@ MODELS = {
     ),
     "internvl": _internvl(448, [448, 448], [14, 14], 12),
     "internvl_small": _internvl(224, 224, 14, 6),
+    "internvl_chat": _internvl_chat({}, {}),
+    # Settings are refused by vLLM where the text model has videos.
+    "internvl_chat_small": _internvl_chat(
+        {"model_type": "llama"}, {"max_dynamic_patch": 5, "min_dynamic_patch": 2}, use_thumbnail=False
+    ),
     "qwen3_5": TiledModel(
         {
             "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -269,10 +293,27 @@ def prompts(name: str) -> list[tuple[tuple[int, int], ...]]:
     return [sizes for sizes in PROMPTS if all(max(size) <= steepest * min(size) for size in sizes)]
 
 
-def prompt(name: str, images: int) -> list[int]:
-    """Each image's token between two others."""
-    token = MODELS[name].image_token
-    return [1, *(each for number in range(images) for each in (token, 100 + number))]
+def prompt(name: str, images: int, *, stand_ins: bool = False) -> list[int]:
+    """Each image's place between two tokens. ``stand_ins``: with one token for each place."""
+    model = MODELS[name]
+    place = (model.image_token,) if stand_ins or not model.spelled else model.spelled
+    return [1, *(each for number in range(images) for each in (*place, 100 + number))]
+
+
+TEXTS = (
+    *("<image>\nWhat is it?", "<image>", "<image><image>", "<image>\n<image>\n\n\nTwo"),
+    *("See <image> and <image>.", "  <image>  ", "!<image>?", "\u00e9<image>\u4e2d", "a1<image>2 <image>"),
+    # A run of white space is tokens of another kind before a place than at the end of a text.
+    *("a\t\t<image>b", "a\t\t<image>\nb", "a\t\t<image>b<image>\nc"),
+)
+"""Messages that have their images' places in them, where those are not tokens."""
+SHOWN = (60, 50)
+"""Width and height of each of their images."""
+
+
+def written(text: str) -> str:
+    """What `internvl_chat.TEMPLATE` makes of it."""
+    return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def digest(ids: list[int]) -> list[Any]:
@@ -297,22 +338,27 @@ def lay_out(name: str, tokenizers: Path, target: Path) -> Path:
         content["added_tokens"].append({"id": number, **added, "special": True})
         settings["added_tokens_decoder"][str(number)] = {**added, "special": True}
     (image_token,) = (each["content"] for each in content["added_tokens"] if each["id"] == model.image_token)
-    kind = model.processor["processor_class"]
     if model.named_tokens:
         settings["extra_special_tokens"] = model.named_tokens
-    video = {"video_processor_type": kind.replace("Processor", "VideoProcessor"), "processor_class": kind}
     files = {
         "tokenizer.json": content,
         "tokenizer_config.json": settings,
         "config.json": model.config,
-        "preprocessor_config.json": {
-            **model.preprocessor,
-            "processor_class": kind,
-        },
-        "processor_config.json": model.processor,
-        "video_preprocessor_config.json": video,
+        "preprocessor_config.json": model.preprocessor,
     }
-    (target / "chat_template.jinja").write_text(TEMPLATE.replace("IMAGE_TOKEN", image_token))
+    if model.processor:
+        kind = model.processor["processor_class"]
+        video = {"video_processor_type": kind.replace("Processor", "VideoProcessor"), "processor_class": kind}
+        files |= {
+            "preprocessor_config.json": {**model.preprocessor, "processor_class": kind},
+            "processor_config.json": model.processor,
+            "video_preprocessor_config.json": video,
+        }
+    template = TEMPLATE.replace("IMAGE_TOKEN", image_token)
+    if model.spelled:
+        template = internvl_chat.TEMPLATE
+        internvl_chat.write_code(target)
+    (target / "chat_template.jinja").write_text(template)
     for file, json_content in files.items():
         (target / file).write_text(json.dumps(json_content))
     return target

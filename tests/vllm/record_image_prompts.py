@@ -41,6 +41,8 @@ def record(found: dict[str, Any]) -> None:
     for model in found["models"].values():
         for prompt in model["prompts"]:
             prompt["ids"] = tiled_models.digest(prompt["ids"])
+        if "texts" in model:
+            model["texts"] = list(map(tiled_models.digest, model["texts"]))
     lines = [f"{json.dumps(name)}: {json.dumps(model)}" for name, model in found["models"].items()]
     text = f'{{"made_by": {json.dumps(found["made_by"])},\n"models": {{\n' + ",\n".join(lines) + "\n}}\n"
     tiled_models.RECORDED.write_text(text)

@@ -9,6 +9,7 @@ from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family
 from render_tier.multimodal.families.gemma3 import gemma3
 from render_tier.multimodal.families.internvl import internvl, internvl_video
+from render_tier.multimodal.families.internvl_chat import internvl_chat
 from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
 from render_tier.multimodal.families.mistral import mistral
 from render_tier.multimodal.families.qwen_vl import qwen_video, qwen_vl
@@ -31,6 +32,8 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
         return gemma3(config, vocabulary, encode)
     if model_type == "internvl":
         return internvl(config, vocabulary)
+    if model_type == "internvl_chat":
+        return internvl_chat(config, vocabulary, encode)
     vision_type = config["vision_config"].get("model_type", "clip_vision_model")
     if model_type == "mistral3" or (model_type == "llava" and vision_type == "pixtral"):
         return mistral(config, vocabulary)

@@ -43,12 +43,24 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Spelled:
+    """What a template writes for an image where the tokenizer has no token for that."""
+
+    ids: tuple[int, ...]
+    """Of it as a text of its own."""
+    stand_in: str
+    """The special token that takes its place in a prompt."""
+    stand_in_id: int
+
+
+@dataclass(frozen=True)
 class Family:
     mark: str
     """Stands for an image in a message that reaches the template as one string."""
     token: str
     """What a template writes once for an image."""
     token_id: int
+    """Of that, or of what stands in for it."""
     fields: Mapping[str, Field]
     """The arrays that an engine is sent, in vLLM's order."""
     replacement: Callable[[ImageLayout, int, int], Replacement]
@@ -63,6 +75,8 @@ class Family:
     both."""
     in_runs: bool = False
     """Whether the embeddings of one item are in several runs, so that engines need a mask."""
+    spelled: Spelled | None = None
+    """How `token` is written in several tokens, where it is none of its own."""
     items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)
     """What the processor makes of an image, as many items as its replacement has runs."""
 

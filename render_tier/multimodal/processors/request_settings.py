@@ -13,6 +13,7 @@ from typing import Literal
 from render_tier.multimodal.item import ImageProcessor
 from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
+from render_tier.multimodal.processors.internvl_chat import InternVLChatProcessor
 from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
@@ -28,6 +29,12 @@ _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
     },
     Qwen2VLProcessor: {"min_pixels": "count", "max_pixels": "count", "size": "size"},
     GotOcr2Processor: {"crop_to_patches": "flag", "min_patches": "count", "max_patches": "count"},
+    InternVLChatProcessor: {
+        "min_dynamic_patch": "count",
+        "max_dynamic_patch": "count",
+        "dynamic_image_size": "flag",
+        "use_thumbnail": "flag",
+    },
     PixtralProcessor: {"size": "size"},
 }
 _STEPS = frozenset(
@@ -36,7 +43,7 @@ _STEPS = frozenset(
         *("size", "do_center_crop", "crop_size", "do_pad"),
     }
 )
-"""What all of them have, or refuse by its value."""
+"""What all that are transformers' have, or refuse by its value."""
 _OTHERS: Mapping[type, frozenset[str]] = {
     LlavaNextProcessor: frozenset({"image_grid_pinpoints"}),
     Qwen2VLProcessor: frozenset({"patch_size", "temporal_patch_size", "merge_size"}),
@@ -50,4 +57,5 @@ def settings_of(processor: ImageProcessor) -> Mapping[str, Kind]:
 
 def all_settings_of(processor: ImageProcessor) -> frozenset[str]:
     """The names of those that an operator may say; of Qwen-VL's videos they are the same."""
-    return _STEPS | settings_of(processor).keys() | _OTHERS.get(type(processor), frozenset())
+    steps = frozenset() if isinstance(processor, InternVLChatProcessor) else _STEPS
+    return steps | settings_of(processor).keys() | _OTHERS.get(type(processor), frozenset())

@@ -31,8 +31,8 @@ from tests.support.tiled_models import digest
 from tests.support.video_corpus import FILES, RECORDED, chats, file_url, film, frames_url, part, text
 
 IN_GROUPS = ("qwen3_vl", "internvl_small")
-"""Models whose videos are one item each to vLLM, and an image of each run of tokens to an engine that our render
-tells."""
+"""Models whose videos are one item each to vLLM, and an image of each run of tokens to an engine that our
+render tells."""
 RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
 
 

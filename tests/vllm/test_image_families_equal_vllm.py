@@ -33,6 +33,8 @@ MORE_PLACES = {
 }
 """Families whose images have tokens around or among them that vLLM's render counts among the places of
 embeddings, and what an engine says to that."""
+PICTURED = ("mistral3", "pixtral")
+"""Families whose engines are given pictures where they read no mask."""
 IN_PICTURES = "gemma3_crops"
 """Its images are one item each to vLLM, and one for each of their pictures to an engine that our render
 tells."""
@@ -75,14 +77,14 @@ def chats_of(family: str) -> dict[str, list[dict[str, Any]]]:
 
 
 async def rendered(
-    directory: Path, overrides: seeing_families.Json, chats: dict[str, list[dict[str, Any]]]
+    directory: Path, overrides: seeing_families.Json, chats: dict[str, list[dict[str, Any]]], in_runs: str
 ) -> dict[str, Any]:
     """The generate requests of the chats."""
     settings = settings_for(
         directory,
         served_model_name=("eye",),
         dtype="float32",
-        mm_placeholder_masks=True,
+        mm_images_in_runs=in_runs,
         mm_processor_kwargs=dict(overrides),
     )
     app, client = await app_client(settings, load_service(settings))
@@ -104,8 +106,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, model in seeing_families.MODELS.items():
         directory = seeing_families.lay_out(name, scratch / name)
         messages = chats_of(name)
-        requests = asyncio.run(rendered(directory, model.overrides, messages))
-        chats = {chat: {"messages": messages[chat], "rendered": each} for chat, each in requests.items()}
+        masked, pictured = (
+            asyncio.run(rendered(directory, model.overrides, messages, in_runs))
+            for in_runs in ("masks", "pictures")
+        )
+        chats = {
+            chat: {"messages": messages[chat], "rendered": each, "pictured": pictured[chat]}
+            for chat, each in masked.items()
+        }
         given[name] = {"directory": str(directory), "overrides": model.overrides, "chats": chats}
     path = [str(Path(__file__).parent / "torchvision_path"), torchvision_path(), str(ROOT)]
     with (scratch / "engines.log").open("w") as log:
@@ -130,6 +138,7 @@ def test_an_engine_sees_what_it_would_have_seen_itself(family: str, answers: dic
         apart = family == IN_PICTURES or (family in IN_RUNS and name in FILMS)
         assert answer["fed"] or apart, f"{name}: hashes, places and tensors are those of vLLM's own processor"
         assert answer["rendered"] == answer["whole"], name
+        assert answer["pictured"] == (answer["whole"] if family in PICTURED else None), name
     one, other = (chats[name]["whole"] for name in ("one image", "another of the same size"))
     assert one[0] == other[0], "the IDs are the same"
     assert one[2] != other[2], "what they show is not"

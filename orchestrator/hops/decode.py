@@ -168,7 +168,7 @@ class DecodeStream:
         self._collected.append(piece[:room])
         self._collected_bytes += min(len(piece), room)
         if self._collected_bytes >= limit and self._status != 200:
-            self._refused(b"".join(self._collected))
+            self._refused(b"".join(self._collected), is_cut=True)
 
     def _deliver(self) -> None:
         """What is held, unless paused; then the end, if there was one."""
@@ -192,8 +192,8 @@ class DecodeStream:
         if self._ended and not held and not self._paused:
             self._end(None if self._ended is True else self._ended)
 
-    def _refused(self, body: bytes) -> None:
-        self._fail(error_from_answer("decode", self._url, self._status, body))
+    def _refused(self, body: bytes, *, is_cut: bool = False) -> None:
+        self._fail(error_from_answer("decode", self._url, self._status, body, is_cut=is_cut))
 
     def _end(self, error: HopError | None) -> None:
         if error is None and not self._finished:

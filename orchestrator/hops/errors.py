@@ -9,7 +9,8 @@ request.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal
 
 import msgspec
 
@@ -152,6 +153,8 @@ OWN_FIELDS = frozenset(
 )
 """Of an engine's request: what a client sends under these names never gets there."""
 
+_BEGINS_AS_ERROR: Final = re.compile(rb'\s*\{\s*"error"\s*:')
+
 OWN_WORDS = ("kv_transfer_params", "ec_transfer_params", "do_remote_prefill", "do_remote_decode")
 """In an engine's message, where it names no param."""
 
@@ -164,14 +167,16 @@ def _is_about_ours(hop: HopName, error: ErrorInfo) -> bool:
     return any(word in error.message for word in OWN_WORDS)
 
 
-def error_from_answer(hop: HopName, member: str, status: int, body: bytes) -> HopError:
-    """The error that a non-200 answer is."""
-    error = _error_of(hop, member, status, body)
+def error_from_answer(
+    hop: HopName, member: str, status: int, body: bytes, *, is_cut: bool = False
+) -> HopError:
+    """The error that a non-200 answer is. ``is_cut``: ``body`` is its beginning."""
+    error = _error_of(hop, member, status, body, is_cut)
     error.answered = True
     return error
 
 
-def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
+def _error_of(hop: HopName, member: str, status: int, body: bytes, is_cut: bool) -> HopError:
     detail = body[:2000].decode("utf-8", "replace")
     if status in (429, 503):
         return Overloaded(hop, f"the {hop} tier is overloaded", status=status,
@@ -188,6 +193,11 @@ def _error_of(hop: HopName, member: str, status: int, body: bytes) -> HopError:
                 info = _public(info)
             kind = info.type or STATUS_TYPES.get(status, "BadRequestError")
             return Refused(hop, info.message, status=status, type=kind, param=info.param,
+                           detail=detail, member=member)  # fmt: skip
+        if is_cut and _BEGINS_AS_ERROR.match(body):
+            # Clients make it long, with what it repeats of theirs: it must not count against the member.
+            return Refused(hop, f"the {hop} tier refuses this request and says more than is read",
+                           status=status, type=STATUS_TYPES.get(status, "BadRequestError"),
                            detail=detail, member=member)  # fmt: skip
     # A prompt that ends one engine (500) would end the next one too. A gateway's 502 and 504 are about the
     # way, and what is left of 4xx is about how we asked: another member may be set otherwise.

@@ -121,7 +121,8 @@ class Transport:
             raise TimedOut(hop, f"no time is left for the {hop} hop", member=url)
         reply = await self._exchange(hop, method, url, body, headers or {}, budget)
         if reply.status != 200:
-            raise error_from_answer(hop, url, reply.status, reply.body)
+            is_cut = len(reply.body) >= self._max_error_bytes
+            raise error_from_answer(hop, url, reply.status, reply.body, is_cut=is_cut)
         return reply
 
     async def get(self, url: str, budget: float) -> Reply:

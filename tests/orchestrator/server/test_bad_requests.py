@@ -190,3 +190,25 @@ async def test_models_without_a_render_tier_is_an_honest_error(launch: Launch) -
     async with launch() as stack:
         stack.services.render_pool._members.clear()
         assert (await stack.http.get("/v1/models")).status_code == 503
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_refusal_that_is_too_long_to_be_read_is_the_clients_error(launch: Launch, role: str) -> None:
+    """An engine repeats what a client has sent, a model's name say, and is not to blame for its length."""
+    settings = {"limits": {"error_bytes": 1000}, "health": {"breaker_threshold": 1}}
+    async with launch(settings=settings) as stack:
+        error = {"message": "x" * 2000, "type": "NotFoundError", "param": "model", "code": 404}
+        (engine,) = getattr(stack, role)
+        engine.faults[GENERATE].append(Status(404, json.dumps({"error": error}).encode()))
+        answer = await stack.http.post("/v1/chat/completions", json=GOOD)
+        assert answer.status_code == 404
+        assert answer.json()["error"] == {
+            "message": f"the {role} tier refuses this request and says more than is read",
+            "type": "NotFoundError",
+            "param": None,
+            "code": 404,
+        }
+        pools = (await stack.http.get("/status")).json()["pools"]
+        assert [member["breaker"] for member in pools[role]] == ["closed"]
+        assert not engine.faults[GENERATE]
+        await stack.settled()

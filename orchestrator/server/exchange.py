@@ -218,9 +218,7 @@ class Exchange:
 
         Raises ``ApiError``.
         """
-        access, prompts = self._request.access, rendered.prompts
-        if self.services.settings.policy.known_images == "named" or self.services.deployment.encodes:
-            prompts = [legs.named_apart(prompt) for prompt in prompts]
+        access, prompts = self._request.access, [legs.named_apart(prompt) for prompt in rendered.prompts]
         if access is not None:
             prompts = [access.granted(prompt) for prompt in prompts]
         self._prompts = prompts

@@ -126,6 +126,22 @@ async def test_features_that_do_not_fit_the_prompt_are_renders_fault(launch: Lau
         await stack.settled()
 
 
+async def test_a_name_that_a_client_gives_is_no_content_of_anothers_image(launch: Launch) -> None:
+    """An engine would show the first that it was given of one hash for all others."""
+    async with launch(prefill=0, settings={"policy": {"client_features": True}}) as stack:
+        stack.render.features = FEATURES
+        await ask(stack)
+        stack.render.item_names = "given"
+        await ask(stack)
+        asked = {"token_ids": IDS, "sampling_params": {"max_tokens": 3}, "features": FEATURES}
+        assert (await stack.http.post(GENERATE, json=asked)).status_code == 200
+        contents, *given = (set(features["mm_hashes"]["image"]) for features in shown(stack))
+        assert contents == set(FEATURES["mm_hashes"]["image"])
+        assert [len(names) for names in given] == [len(contents)] * 2
+        assert not contents & set().union(*given)
+        await stack.settled()
+
+
 @pytest.mark.parametrize("taken", [False, True])
 async def test_features_of_clients_are_taken_where_the_settings_say_so(launch: Launch, taken: bool) -> None:
     async with launch(settings={"policy": {"client_features": taken}}) as stack:
@@ -133,7 +149,8 @@ async def test_features_of_clients_are_taken_where_the_settings_say_so(launch: L
         response = await stack.http.post(GENERATE, json=asked | {"return_token_ids": True})
         if taken:
             assert response.json()["mm_placeholders"] == FEATURES["mm_placeholders"]
-            assert shown(stack) == [FEATURES, FEATURES]
+            [leg, other] = shown(stack)
+            assert leg == other == FEATURES | {"mm_hashes": leg["mm_hashes"]}
         else:
             assert response.status_code == 400
             assert response.json()["error"]["param"] == "features"

@@ -12,7 +12,9 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -23,6 +25,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = "render-tier"
 ADDRESSES_TRIED = 2
+LOOKUPS = 64
+"""Threads at most, which are begun as they are needed."""
 LAST_PORT = 65535
 
 
@@ -44,19 +48,32 @@ class RemoteRules:
     """Is fetched: a media type's first half, and for messages."""
 
 
-async def addresses_of(host: str, port: int) -> list[str]:
-    """Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+class NameLookups:
+    """The system's look-ups of hosts, on threads of their own: each may take as long as the name server of
+    whoever wrote the URL likes, and nothing else is to wait for it."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(LOOKUPS, "name lookup")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Raises OSError."""
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        return [str(entry[4][0]) for entry in found]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class RemoteImages:
     def __init__(
-        self, rules: RemoteRules, *, resolve: Resolve = addresses_of, trust: ssl.SSLContext | None = None
+        self, rules: RemoteRules, *, resolve: Resolve | None = None, trust: ssl.SSLContext | None = None
     ) -> None:
-        """``trust``: for https; the system's authorities when None."""
+        """``resolve``: a host to its addresses; as the system does when None. ``trust``: for https; the
+        system's authorities when None."""
         self._rules = rules
-        self._resolve = resolve
+        self._lookups = NameLookups()
+        self._resolve = resolve or self._lookups
         self._transport = httpx.AsyncHTTPTransport(
             verify=True if trust is None else trust,
             trust_env=False,
@@ -64,6 +81,7 @@ class RemoteImages:
         )
 
     async def close(self) -> None:
+        self._lookups.close()
         await self._transport.aclose()
 
     async def fetch(self, url: str) -> bytes:

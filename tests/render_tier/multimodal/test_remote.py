@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -181,3 +184,24 @@ async def test_urls_that_are_refused(url: str) -> None:
     async with fetcher() as images:
         with pytest.raises(SourceRefused):
             await images.fetch(url)
+
+
+async def test_names_that_take_long_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name server is that of whoever wrote the URL."""
+    look_up, answer = socket.getaddrinfo, threading.Event()
+
+    def slow(host: str, *rest: Any, **options: Any) -> Any:
+        if host == "slow.test":
+            answer.wait(30)
+            raise socket.gaierror
+        return look_up(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    images = RemoteImages(RemoteRules(max_bytes=10_000, seconds=10.0, networks=LOOPBACK))
+    waiting = [asyncio.create_task(images.fetch("http://slow.test/")) for _ in range(40)]
+    await asyncio.sleep(0)
+    async with origin(lambda _: ok(IMAGE)) as (port, _):
+        assert await images.fetch(f"http://127.0.0.1:{port}/") == IMAGE
+    await asyncio.to_thread(answer.set)
+    assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {FetchFailed}
+    await images.close()

@@ -61,9 +61,9 @@ class DerenderStream:
         self._on_failed = on_failed
         self._on_crash = on_crash
         self._context = Context(
-            endpoint=exchange.endpoint,
-            model=exchange.requested_model,
-            request=exchange.request_json,
+            endpoint=exchange.answer.endpoint,
+            model=exchange.answer.requested_model,
+            request=exchange.answer.request_json,
             prompt_token_ids=prompt_token_ids,
             prompt_tokens=prompt_tokens,
         )
@@ -270,9 +270,9 @@ class DerenderStream:
         context = self._context
         start: dict[str, Any] = {
             "endpoint": context.endpoint,
-            "request_id": self._exchange.response_id,
+            "request_id": self._exchange.answer.response_id,
             "model": context.model,
-            "created": self._exchange.created,
+            "created": self._exchange.answer.created,
             "request": context.request,
             "prompt_token_ids": context.prompt_token_ids,
             "prompt_tokens": context.prompt_tokens,
@@ -325,8 +325,8 @@ class DerenderStream:
         """One streaming derender call, on another member when the first fails."""
         exchange, services = self._exchange, self._services
         chunk = {
-            "request_id": exchange.response_id,
-            "created": exchange.created,
+            "request_id": exchange.answer.response_id,
+            "created": exchange.answer.created,
             "output_mode": "tokens",
             **self._chunk(output, position),
         }
@@ -346,12 +346,12 @@ class DerenderStream:
             self._index, output.token_ids, output.finish_reason, output.stop_reason, logprobs
         )
         chunk = SessionChunk([choice], position)
-        if not self._begun and self._exchange.return_token_ids:
+        if not self._begun and self._exchange.answer.return_token_ids:
             chunk.prompt_token_ids = self._context.prompt_token_ids
         return chunk
 
     def _chunk(self, output: Output, position: int) -> dict[str, Any]:
         chunk: dict[str, Any] = {"choices": [engine_choice(self._index, output)], "position": position}
-        if not self._begun and self._exchange.return_token_ids:
+        if not self._begun and self._exchange.answer.return_token_ids:
             chunk["prompt_token_ids"] = self._context.prompt_token_ids
         return chunk

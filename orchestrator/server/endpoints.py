@@ -101,7 +101,7 @@ async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     if first is None:
         # An error, or nobody is there any more.
         if outbox.error is not None:
-            await send_error(send, outbox.error, response_id, explained, dialect=exchange.dialect)
+            await send_error(send, outbox.error, response_id, explained, dialect=exchange.answer.dialect)
         return
     if not exchange.streaming:
         await send_whole(send, 200, first, response_id, explained)
@@ -135,7 +135,7 @@ class KeepAlive:
         if left <= 0:
             left = self._seconds
             if self._exchange.streaming and outbox.empty:
-                outbox.put(self._exchange.dialect.keepalive)
+                outbox.put(self._exchange.answer.dialect.keepalive)
         self._timer = self._loop.call_later(left, self._look)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from math import inf
 from time import perf_counter
@@ -20,17 +19,17 @@ import msgspec
 
 from orchestrator.core import legs
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
-from orchestrator.core.dialects import StreamEnd, dialect_of
+from orchestrator.core.dialects import dialect_of
 from orchestrator.core.generation import Generation
 from orchestrator.core.request_table import Event
 from orchestrator.core.selection import Decision
 from orchestrator.core.timing import Timing
-from orchestrator.core.usage import RunUsage, Usage, total
+from orchestrator.core.usage import RunUsage
 from orchestrator.hops.errors import HopError
 from orchestrator.hops.render import FINGERPRINT_HEADER, PATHS, Rendered
-from orchestrator.hops.transport import garbled
 from orchestrator.pool.member import Member
 from orchestrator.server.attempts import on_render_members
+from orchestrator.server.client_answer import ClientAnswer
 from orchestrator.server.derender_stream import DerenderStream
 from orchestrator.server.encoding import Encoding
 from orchestrator.server.intake import ClientRequest
@@ -49,7 +48,6 @@ from orchestrator.server.reports import report
 from orchestrator.server.run import Run
 from orchestrator.server.services import Services
 from orchestrator.server.tracing import Span
-from orchestrator.server.whole import WholeAnswer
 from render_tier.protocol.errors import ApiError, GatewayTimeout, Unavailable
 
 NOTED_DECISIONS: Final = 32
@@ -64,21 +62,17 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
         self.base_id = secrets.token_hex(12)
-        self.dialect = dialect_of(request.endpoint)
-        self.response_id = self.dialect.id_prefix + (public_id or self.base_id)
-        self.created = int(time.time())
-        self.endpoint = request.endpoint
-        self.request_json = msgspec.Raw(request.body)
-        self.requested_model = request.model
-        self.model = request.model
-        self.return_token_ids = request.return_token_ids
+        self.runs = [Run(self, 0, 0)]
+        dialect = dialect_of(request.endpoint)
+        response_id = dialect.id_prefix + (public_id or self.base_id)
+        self.answer = ClientAnswer(request, response_id, dialect, self.runs)
         self._forwarded = request.forwarded
         self._conversation = services.conversations.of(request.continues, request.who.tenant, request.model)
         self._rendering = Rendering(request.body, request.session, self._conversation)
         self.span = services.tracing.request(
-            PATHS[self.endpoint],
+            PATHS[request.endpoint],
             request.forwarded,
-            response_id=self.response_id,
+            response_id=response_id,
             model=request.model or "",
             client_id=request.client_id or "",
         )
@@ -87,14 +81,12 @@ class Exchange:
         self.timing = Timing(perf_counter())
         self.streaming = False
         self.outbox = Outbox(services.settings.limits.pending_frames)
-        self.runs = [Run(self, 0, 0)]
         self.who = request.who
         self.generation = Generation()
         self.decisions: list[tuple[str, Decision]] = []
         """By role, in the order they were made; derender's, one per chunk, are left out."""
         self._request = request
         self._place = services.admission.place("requests", request.who)
-        self._prompts: list[legs.RenderedPrompt] = []
         self._features_bytes = 0
         self._encodings: dict[int, Encoding] = {}
         """By the prompt's identity."""
@@ -102,18 +94,15 @@ class Exchange:
         self._last_task: asyncio.Task[None] | None = None
         self._open_runs = 1
         self._completed_runs = 0
-        self._continuous_usage = False
-        self._include_usage = False
         self._outcome: Outcome | None = None
         self._error: ApiError | None = None
-        self._whole_usage: Usage | None = None
         self._deadline = deadline(now, request.timeout, services.settings.timeouts.request)
         self._deadline_timer = self._loop.call_at(self._deadline.at, self._time_is_over)
         services.integrity.in_flight += 1
         services.exchanges.add(self)
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.response_id} {self._outcome or 'open'} {self.runs!r} {self.outbox!r}>"
+        return f"<Exchange {self.answer.response_id} {self._outcome or 'open'} {self.runs!r} {self.outbox!r}>"
 
     def start(self) -> None:
         self.runs[0].start()
@@ -221,7 +210,7 @@ class Exchange:
         access, prompts = self._request.access, [legs.named_apart(prompt) for prompt in rendered.prompts]
         if access is not None:
             prompts = [access.granted(prompt) for prompt in prompts]
-        self._prompts = prompts
+        self.answer.rendered(prompts)
         require_servable(self.services, prompts)
         size = sum(prompt.features_bytes for prompt in prompts)
         require_memory(self.services, size)
@@ -230,8 +219,6 @@ class Exchange:
         if self._conversation is not None:
             self._conversation.rendered(prompts[0])
         self.streaming = prompts[0].stream
-        self._include_usage = prompts[0].include_usage or self.dialect.ends_with_usage
-        self._continuous_usage = prompts[0].include_usage and prompts[0].continuous_usage
         if rendered.fingerprint is not None:
             self.render_headers[FINGERPRINT_HEADER] = rendered.fingerprint
         session = self._request.session
@@ -275,15 +262,7 @@ class Exchange:
     def emit(self, events: Sequence[msgspec.Raw], usage: RunUsage) -> None:
         """Hand what derender made of one output to the client. Raises ``HopError`` for what is not of its
         API."""
-        so_far = None
-        if self._continuous_usage:
-            so_far = Usage(
-                self._prompt_tokens, usage.completion_tokens, self._cached_tokens, usage.reasoning_tokens
-            )
-        try:
-            frames = self.dialect.frames(events, so_far)
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            raise garbled("derender", self.response_id, error) from error
+        frames = self.answer.frames(events, usage)
         if frames:
             self.outbox.put(frames)
 
@@ -319,7 +298,7 @@ class Exchange:
         if error.retry_after is None and error.status in (429, 503):
             error.retry_after = self.services.admission.retry_after("requests")
         self.timing.mark("finished", perf_counter())
-        self.outbox.fail(error, self.dialect.error_frames(error))
+        self.outbox.fail(error, self.answer.dialect.error_frames(error))
         self._post_all(Event.SIBLING_FAILED)
 
     def run_over(self) -> None:
@@ -335,7 +314,7 @@ class Exchange:
         self.services.integrity.features_bytes -= self._features_bytes
         self.services.exchanges.discard(self)
         self.timing.mark("finished", perf_counter())
-        report(self, self._request, self._outcome or "abandoned", self._error, self._usage())
+        report(self, self._request, self._outcome or "abandoned", self._error)
         # They know this object. Without the circle a request is freed at its end, else by a collection of
         # garbage, of which tens of thousands of objects wait before that.
         self.runs.clear()
@@ -343,28 +322,8 @@ class Exchange:
 
     # ---- assembly ------------------------------------------------------------------------------------------
 
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(prompt.token_ids) for prompt in self._prompts)
-
-    @property
-    def _cached_tokens(self) -> int | None:
-        """Of the first choice of each prompt: later choices find what the first one left in the cache."""
-        known = [run.cached_tokens for run in self.runs if run.choice == 0 and run.cached_tokens is not None]
-        return sum(known) if known else None
-
-    def _usage(self) -> Usage:
-        if self._whole_usage is not None:
-            return self._whole_usage
-        return total(
-            [len(prompt.token_ids) for prompt in self._prompts],
-            [self._cached_tokens],
-            [run.usage for run in self.runs],
-            reasoning=any(run.usage.reasoning_tokens is not None for run in self.runs),
-        )
-
     def _timing_report(self) -> dict[str, Any]:
-        usage = self._usage()
+        usage = self.answer.usage
         return self.timing.report(members=self._request.sees_members) | {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -372,34 +331,21 @@ class Exchange:
         }
 
     def _end_stream(self) -> None:
-        usage = self._usage() if self._include_usage else None
-        end = self.dialect.end(StreamEnd(self.response_id, self.created, self.model, usage, self._extra()))
+        end = self.answer.end(self._extra())
         if end:
             self.outbox.put(end)
-
-    def _whole_answer(self) -> WholeAnswer:
-        return WholeAnswer(
-            self.endpoint,
-            self.response_id,
-            self.created,
-            self.requested_model,
-            self.request_json,
-            self.return_token_ids,
-            self._prompts,
-            self.runs,
-        )
 
     @property
     def _recorded(self) -> bool:
         """The record of a stream is in its usage chunk, so that no client gets one that it does not know."""
-        return self._request.wants_record and (self._include_usage or not self.streaming)
+        return self._request.wants_record and (self.answer.tells_usage or not self.streaming)
 
     def _extra(self) -> dict[str, Any]:
         """Fields of our own that the client has asked for."""
         extra: dict[str, Any] = {}
         if self._recorded:
-            extra["record"] = self._whole_answer().record(self.render_headers.get(FINGERPRINT_HEADER))
-        if self._conversation is not None and (self._include_usage or not self.streaming):
+            extra["record"] = self.answer.record(self.render_headers.get(FINGERPRINT_HEADER))
+        if self._conversation is not None and (self.answer.tells_usage or not self.streaming):
             extra["continuation"] = self._conversation.report
         if self._request.wants_timing:
             extra["pd_timing"] = self._timing_report()
@@ -407,24 +353,21 @@ class Exchange:
 
     async def _answer_whole(self) -> None:
         services = self.services
-        whole = self._whole_answer()
-        request = whole.derender_request()
+        request = self.answer.derender_request()
         budget = self.budget(services.settings.timeouts.derender)
 
         span = self.span.hop("derender")
 
-        async def call(url: str) -> tuple[bytes, Usage]:
+        async def call(url: str) -> bytes:
             body = await services.derender_client.whole(
-                url, self.endpoint, request, self.call_headers(span, budget), budget
+                url, self.answer.endpoint, request, self.call_headers(span, budget), budget
             )
-            return whole.read(body, self._cached_tokens)
+            return self.answer.read(body)
 
         began = perf_counter()
         attempts = services.settings.policy.derender_attempts
         try:
-            answer, self._whole_usage = await on_render_members(
-                services, "derender", attempts, call, self.may_derender
-            )
+            body = await on_render_members(services, "derender", attempts, call, self.may_derender)
         except HopError as error:
             span.end(error)
             self.runs[0].post(Event.DERENDER_FAILED, error)
@@ -435,17 +378,17 @@ class Exchange:
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
         if extra := self._extra():
-            answer = self.dialect.with_extra(answer, extra)
+            body = self.answer.dialect.with_extra(body, extra)
         if self._keeps_turn:
             await self._store_turn()
-        self.outbox.put(answer)
+        self.outbox.put(body)
         self._post_all(Event.FLUSHED)
 
     # ---- the conversation ----------------------------------------------------------------------------------
 
     @property
     def _keeps_turn(self) -> bool:
-        return self._conversation is not None and self._conversation.keeps(self._prompts[0])
+        return self._conversation is not None and self._conversation.keeps(self.answer.prompts[0])
 
     async def _keep_turn(self) -> None:
         """Of a stream, whose end its client is told after."""
@@ -456,8 +399,8 @@ class Exchange:
         assert self._conversation is not None
         [run] = self.runs
         # As derender counts them: decode may have sent more, past a stop string.
-        output = run.output.token_ids[: self._usage().completion_tokens]
-        await self._conversation.keep(self._prompts[0], output)
+        output = run.output.token_ids[: self.answer.usage.completion_tokens]
+        await self._conversation.keep(self.answer.prompts[0], output)
 
     @property
     def continuation_header(self) -> bytes | None:

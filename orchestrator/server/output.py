@@ -131,7 +131,7 @@ class OutputPump:
         exchange = self._exchange
         self._services.metrics.derender_calls.observe(perf_counter() - self._began)
         if derendered.model is not None:
-            exchange.model = derendered.model
+            exchange.answer.model = derendered.model
         self._count(output, derendered)
         if self._streaming and not derendered.empty:
             if not self._visible:

@@ -158,7 +158,7 @@ class PrefillLeg(Leg):
         timing.prefill_member = self.member.url
         if not run.continued:
             run.cached_tokens = answer.cached_tokens
-            run.exchange.model = run.exchange.model or answer.model
+            run.exchange.answer.model = run.exchange.answer.model or answer.model
             run.prompt_logprobs = answer.prompt_logprobs
         run.kv_params = answer.kv_params
         run.post(run.machine.prefilled())

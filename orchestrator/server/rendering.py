@@ -86,7 +86,7 @@ class Rendering:
             left = over - now()
             headers = exchange.call_headers(span, left)
             client = exchange.services.render_client
-            return await client.render(member.url, exchange.endpoint, self._body, headers, left, known)
+            return await client.render(member.url, exchange.answer.endpoint, self._body, headers, left, known)
 
         if not items.max_bytes:
             return await render({})

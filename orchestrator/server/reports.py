@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestrator.core.request_records import RequestRecord
-from orchestrator.core.usage import Usage
 from orchestrator.server.intake import ClientRequest
 from orchestrator.server.outcomes import Outcome
 from render_tier.protocol.errors import ApiError
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-def report(
-    exchange: Exchange, request: ClientRequest, outcome: Outcome, error: ApiError | None, usage: Usage
-) -> None:
+def report(exchange: Exchange, request: ClientRequest, outcome: Outcome, error: ApiError | None) -> None:
     """Once, after every run."""
+    answer, usage = exchange.answer, exchange.answer.usage
     services, timing = exchange.services, exchange.timing
     metrics = services.metrics
-    metrics.requests.labels(exchange.endpoint, outcome).inc()
+    metrics.requests.labels(answer.endpoint, outcome).inc()
     metrics.observe(timing)
     metrics.tokens.labels("prompt").inc(usage.prompt_tokens)
     metrics.tokens.labels("completion").inc(usage.completion_tokens)
@@ -36,11 +34,11 @@ def report(
         output_tokens=usage.completion_tokens,
     )
     told = {
-        "id": exchange.response_id,
+        "id": answer.response_id,
         "client_id": request.client_id,
         "trace_id": exchange.span.trace_id,
         "key": None if request.access is None else request.access.grant.name,
-        "endpoint": exchange.endpoint,
+        "endpoint": answer.endpoint,
         "stream": exchange.streaming,
         "outcome": outcome,
         "error": None if error is None else {"status": error.status, "message": error.message},
@@ -52,10 +50,10 @@ def report(
     log.info("request", **told)
     services.records.add(
         RequestRecord(
-            exchange.response_id,
+            answer.response_id,
             exchange.base_id,
             request.client_id,
-            exchange.created,
+            answer.created,
             told,
             exchange.decisions,
         )

@@ -102,22 +102,22 @@ class TokenExchange(Exchange):
             )
 
     async def _answer_whole(self) -> None:
-        self._whole_usage = self._usage()
+        self.answer.settle_usage()
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
-        answer = self._whole()
+        body = self._whole()
         if extra := self._extra():
-            answer = self.dialect.with_extra(answer, extra)
-        self.outbox.put(answer)
+            body = self.answer.dialect.with_extra(body, extra)
+        self.outbox.put(body)
         self._post_all(Event.FLUSHED)
 
     def _whole(self) -> bytes:
         return token_out.whole(
-            self.response_id,
-            self.created,
-            self.model,
+            self.answer.response_id,
+            self.answer.created,
+            self.answer.model,
             [run.output for run in self.runs],
-            self._usage(),
+            self.answer.usage,
             echo=self._echo,
             prompt_logprobs=self.runs[0].prompt_logprobs,
         )
@@ -126,7 +126,7 @@ class TokenExchange(Exchange):
         echo, self._echo = self._echo, None
         if output.finish_reason is not None:
             self._finished.add(run.index)
-        return token_out.chunk(self.response_id, run.index, output, echo)
+        return token_out.chunk(self.answer.response_id, run.index, output, echo)
 
 
 class _Chunks:
@@ -158,7 +158,7 @@ class _Chunks:
 def abort(services: Services, mine: Callable[[str], bool], ids: Collection[str]) -> None:
     """Those requests for token IDs whose answers have one of the ``ids``, of a tenant that is ``mine``."""
     for exchange in list(services.exchanges):
-        if not isinstance(exchange, TokenExchange) or exchange.response_id not in ids:
+        if not isinstance(exchange, TokenExchange) or exchange.answer.response_id not in ids:
             continue
         if mine(exchange.who.tenant):
             exchange.abort()

@@ -19,9 +19,7 @@ async def test_an_answer_without_a_chunk_leaves_the_stream_where_it_is() -> None
     exchange: Any = SimpleNamespace(
         services=SimpleNamespace(sessions=None),
         span=Span(),
-        endpoint="chat",
-        requested_model="m",
-        request_json=msgspec.Raw(b"{}"),
+        answer=SimpleNamespace(endpoint="chat", requested_model="m", request_json=msgspec.Raw(b"{}")),
     )
     nothing: Any = pytest.fail
     stream = DerenderStream(

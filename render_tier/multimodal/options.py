@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ import msgspec
 from render_tier.multimodal.decoding import BACKGROUND, Color
 from render_tier.multimodal.item import ImageProcessor
 from render_tier.multimodal.processors.request_settings import Kind, settings_of
+from render_tier.multimodal.scopes import SCOPES, of_kind, settings_for
+from render_tier.multimodal.scopes import Kind as MediaKind
 
 PROCESSOR, READING = "mm_processor_kwargs", "media_io_kwargs"
 MODALITY = "image"
@@ -65,18 +67,13 @@ def image_options(
     *,
     processor: ImageProcessor,
     most: int,
+    of_videos: Collection[str] = (),
 ) -> ImageOptions:
-    """``most``: largest number in them. Raises OptionRefused."""
-    given = dict(mm_processor_kwargs or {})
-    known = settings_of(processor)
-    for name, value in given.items():
-        param = f"{PROCESSOR}.{name[:100]}"
-        if name not in known:
-            raise OptionRefused(param, f"not known here; {_names(known)} for this model")
-        _check(param, value, known[name], most)
-    for low, high in ORDERED:
-        if low in given and high in given and given[low] > given[high]:
-            raise OptionRefused(f"{PROCESSOR}.{low}", f"more than {high}")
+    """``most``: largest number in them. ``of_videos``: settings of the model's processor of videos, which are
+    not looked at here. Raises OptionRefused."""
+    asked = processor_options(
+        mm_processor_kwargs or {}, "image", settings_of(processor), elsewhere=of_videos, most=most
+    )
     reading: Mapping[str, Any] = {}
     for modality, settings in (media_io_kwargs or {}).items():
         if modality != MODALITY:
@@ -86,7 +83,37 @@ def image_options(
         reading = settings
     for name, value in reading.items():
         _check_reading(f"{READING}.{MODALITY}.{name[:100]}", name, value)
-    return ImageOptions(given, dict(reading))
+    return ImageOptions(asked, dict(reading))
+
+
+def processor_options(
+    given: Mapping[str, Any],
+    kind: MediaKind,
+    known: Mapping[str, Kind],
+    *,
+    elsewhere: Collection[str],
+    most: int,
+) -> dict[str, Any]:
+    """Those of `mm_processor_kwargs` that count for media of a kind, as the client wrote them, checked but
+    for those that are of other media's processors (``elsewhere``). Raises OptionRefused."""
+    asked = of_kind(given, kind)
+    scope = SCOPES[kind]
+    if not isinstance(asked.get(scope, {}), Mapping):
+        raise OptionRefused(f"{PROCESSOR}.{scope}", "an object is needed")
+    if scope in asked and len(asked) > 1:  # which of them counts for what differs in vLLM by the model
+        raise OptionRefused(f"{PROCESSOR}.{scope}", "not beside names that are not of one kind of media")
+    where = f"{PROCESSOR}.{scope}" if scope in asked else PROCESSOR
+    settings = settings_for(asked, kind)
+    for name, value in settings.items():
+        param = f"{where}.{name[:100]}"
+        if name in known:
+            _check(param, value, known[name], most)
+        elif scope in asked or name not in elsewhere:
+            raise OptionRefused(param, f"not known here; {_names(known)} for this model")
+    for low, high in ORDERED:
+        if low in settings and high in settings and settings[low] > settings[high]:
+            raise OptionRefused(f"{where}.{low}", f"more than {high}")
+    return asked
 
 
 def _check(param: str, value: Any, kind: Kind, most: int) -> None:

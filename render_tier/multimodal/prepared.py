@@ -12,7 +12,7 @@ from typing import Literal
 
 from blake3 import blake3
 
-from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, conversion
+from render_tier.multimodal.decoding import Color, ImageTooLarge, OpenedImage, conversion
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encode_picture, encoded_bytes
 from render_tier.multimodal.families import Family, Replacement
 from render_tier.multimodal.hashing import image_hash, name_hash, part_hash
@@ -170,6 +170,11 @@ class ImagePreparation:
         said = self._options.digest if self._options else b""
         return hashlib.sha256(self.processor.settings_digest + form + said).digest()
 
+    @property
+    def background(self) -> Color:
+        """What transparency is laid on."""
+        return self._options.background
+
     def with_options(self, options: ImageOptions, processor: ImageProcessor) -> ImagePreparation:
         """For a request that says this, and is processed by that; with the same cache."""
         other = copy(self)
@@ -214,7 +219,7 @@ class ImagePreparation:
         """Raises UnreadableImage and ImageRefused."""
         if self.refusal is not None:
             raise ImageRefused(self.refusal)
-        background = self._options.background
+        background = self.background
         pixels, converted = loaded.opened.pixels(background)
         processed = self.processor.process(pixels)
         layout = self.processor.layout(processed.width, processed.height)

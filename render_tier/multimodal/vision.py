@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,8 +19,10 @@ from render_tier.multimodal.pictures import Pictures, pictures_of
 from render_tier.multimodal.placeholders import Range, cut, expand, moved
 from render_tier.multimodal.prepared import ImagePreparation, InRuns, Modality, Prepared
 from render_tier.multimodal.processors.choice import image_processor
-from render_tier.multimodal.processors.request_settings import all_settings_of
+from render_tier.multimodal.processors.request_settings import all_settings_of, settings_of
+from render_tier.multimodal.processors.video import VideoProcessor
 from render_tier.multimodal.processors.video_choice import video_processor
+from render_tier.multimodal.scopes import SCOPES, Kind, over, settings_for
 from render_tier.multimodal.videos.opening import VideoOpener
 from render_tier.multimodal.videos.options import video_options
 from render_tier.multimodal.videos.prepared import VideoPreparation
@@ -60,13 +63,16 @@ class Vision:
         preparation: ImagePreparation,
         processor_with: Callable[[Mapping[str, Any]], ImageProcessor],
         videos: VideoPreparation | None = None,
+        video_processor_with: Callable[[Mapping[str, Any]], VideoProcessor] | None = None,
         reading: Mapping[str, Any] | None = None,
     ) -> None:
         """``preparation``: of images. ``processor_with``: the model's processor with settings of a request;
-        raises UnsupportedProcessor. ``videos``: None where they are not taken. ``reading``: how images are
-        read where a request does not say (`media_io_kwargs` of images). Raises OptionRefused."""
+        raises UnsupportedProcessor. ``videos``, ``video_processor_with``: None where they are not taken.
+        ``reading``: how images are read where a request does not say (`media_io_kwargs` of images). Raises
+        OptionRefused."""
         self.videos = videos
         self._processor_with = processor_with
+        self._video_processor_with = video_processor_with
         self._reading = reading or {}
         self.preparation = preparation
         """Where a request says nothing of it."""
@@ -109,20 +115,42 @@ class Vision:
         usual = self.preparation
         reading = {**media_io_kwargs, "image": {**self._reading, **media_io_kwargs.get("image", {})}}
         options = image_options(
-            mm_processor_kwargs, reading, processor=usual.processor, most=usual.max_pixels
+            mm_processor_kwargs,
+            reading,
+            processor=usual.processor,
+            most=usual.max_pixels,
+            of_videos=() if self.videos is None else settings_of(self.videos.processor),
         )
-        try:
+        with _as_refusal():
             processor = self._processor_with(options.processor)
-        except UnsupportedProcessor as error:
-            raise OptionRefused(PROCESSOR, str(error)) from None
         return usual.with_options(options, processor)
 
-    def videos_with(self, media_io_kwargs: Mapping[str, Mapping[str, Any]] | None) -> VideoPreparation | None:
-        """As a request says; None where videos are not taken. Raises OptionRefused."""
-        asked = (media_io_kwargs or {}).get("video")
-        if self.videos is None or not asked:
-            return self.videos
-        return self.videos.with_options(video_options(asked))
+    def videos_with(
+        self,
+        mm_processor_kwargs: Mapping[str, Any] | None,
+        media_io_kwargs: Mapping[str, Mapping[str, Any]] | None,
+        images: ImagePreparation,
+    ) -> VideoPreparation | None:
+        """As a request says; None where videos are not taken. ``images``: `prepared_with` of the same. Raises
+        OptionRefused."""
+        usual = self.videos
+        if usual is None or self._video_processor_with is None:
+            if (scope := SCOPES["video"]) in (mm_processor_kwargs or {}):
+                raise OptionRefused(f"{PROCESSOR}.{scope}", "no videos are taken of this model")
+            return None
+        options = video_options(
+            mm_processor_kwargs or {},
+            (media_io_kwargs or {}).get("video", {}),
+            images.background,
+            known=settings_of(usual.processor),
+            of_images=settings_of(images.processor),
+            most=usual.max_pixels,
+        )
+        if not options:
+            return usual
+        with _as_refusal():
+            processor = self._video_processor_with(options.processor)
+        return usual.with_options(options, processor)
 
     def expand(
         self, ids: Sequence[int], replacements: Sequence[Replacement]
@@ -185,9 +213,17 @@ def open_vision(
     own = read_json_object(assets.directory / "preprocessor_config.json") or {}
     whole = read_json_object(assets.directory / "processor_config.json")
 
+    of_videos = read_json_object(assets.directory / "video_preprocessor_config.json")
+
+    def overrides(asked: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+        said = settings_for(over(processor_kwargs, asked), kind)
+        return {**said, **(UNCHANGED if as_bytes else {})}
+
     def processor_with(asked: Mapping[str, Any]) -> ImageProcessor:
-        overrides = {**processor_kwargs, **asked, **(UNCHANGED if as_bytes else {})}
-        return image_processor(assets.config, own, overrides, whole)
+        return image_processor(assets.config, own, overrides(asked, "image"), whole)
+
+    def video_processor_with(asked: Mapping[str, Any]) -> VideoProcessor:
+        return video_processor(assets.config, (whole, of_videos, own), overrides(asked, "video"))
 
     in_engines: FloatType = float_type(assets.config) if dtype == "auto" else dtype  # type: ignore[assignment]
     form = None
@@ -204,33 +240,57 @@ def open_vision(
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )
-        known = all_settings_of(preparation.processor)
-        if unknown := processor_kwargs.keys() - known:
-            names = ", ".join(sorted(known))
-            raise ModelLoadError(
-                f"--mm-processor-kwargs: {min(unknown)!r} is not known here; {names} are for this model"
-            )
         if unknown := media_io_kwargs.keys() - {"image"}:
             raise ModelLoadError(f"--media-io-kwargs: {min(unknown)!r} is not taken here; image is")
         reading = media_io_kwargs.get("image")
         if form is None or video_opener is None:
+            _check_known(processor_kwargs, preparation.processor)
             return Vision(preparation, processor_with, reading=reading)
-        of_videos = read_json_object(assets.directory / "video_preprocessor_config.json")
-        overrides = {**processor_kwargs, **(UNCHANGED if as_bytes else {})}
         videos = VideoPreparation(
             form,
-            video_processor(assets.config, (whole, of_videos, own), overrides),
+            video_processor_with({}),
             video_opener,
             model=assets.name,
             float_type=in_engines,
             as_bytes=as_bytes,
             cache=preparation.cache,
         )
-        return Vision(preparation, processor_with, videos, reading)
+        _check_known(processor_kwargs, preparation.processor, videos.processor)
+        return Vision(preparation, processor_with, videos, video_processor_with, reading)
     except UnsupportedProcessor as error:
         raise ModelLoadError(str(error)) from None
     except OptionRefused as error:
         raise ModelLoadError(f"--media-io-kwargs: {error}") from None
+
+
+def _check_known(
+    processor_kwargs: Mapping[str, Any],
+    of_images: ImageProcessor,
+    of_videos: VideoProcessor | None = None,
+) -> None:
+    """Raises ModelLoadError for a name that is no setting of what it counts for; without a processor of
+    videos theirs are not looked at."""
+    known: dict[Kind, frozenset[str]] = {"image": all_settings_of(of_images)}
+    if of_videos is not None:
+        known["video"] = all_settings_of(of_videos)
+    shared = processor_kwargs.keys() - SCOPES.values()
+    given = [(shared, known["image"].union(*known.values()))]
+    given += [(processor_kwargs.get(SCOPES[kind], {}).keys(), names) for kind, names in known.items()]
+    for said, names in given:
+        if unknown := said - names:
+            listed = ", ".join(sorted(names))
+            raise ModelLoadError(
+                f"--mm-processor-kwargs: {min(unknown)!r} is not known here; {listed} are for this model"
+            )
+
+
+@contextmanager
+def _as_refusal() -> Iterator[None]:
+    """Of settings of a request that no processor has."""
+    try:
+        yield
+    except UnsupportedProcessor as error:
+        raise OptionRefused(PROCESSOR, str(error)) from None
 
 
 def float_type(config: Mapping[str, Any]) -> FloatType:

@@ -45,16 +45,6 @@ def refuse_previous_response(request: ResponsesRequest) -> None:
         )
 
 
-def refuse_options_of_videos(request: ChatTemplateFields) -> None:
-    """Raises BadRequest where a request with videos says how its media are processed, or its images read,
-    which frames are too."""
-    refused = [f"media_io_kwargs.{name[:100]}" for name in request.media_io_kwargs or {} if name != "video"]
-    if request.mm_processor_kwargs:
-        refused.append("mm_processor_kwargs")
-    if refused:
-        raise BadRequest(f"{refused[0]}: not supported beside videos", param=refused[0])
-
-
 def check_media_options(request: ChatTemplateFields, *, trusted: bool) -> None:
     """Raises BadRequest where there are any that are not trusted."""
     if trusted:

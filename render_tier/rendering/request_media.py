@@ -19,7 +19,7 @@ from render_tier.rendering.image_parts import (
     ignored_details,
     image_parts,
 )
-from render_tier.rendering.request_checks import check_media_options, refuse_options_of_videos
+from render_tier.rendering.request_checks import check_media_options
 from render_tier.rendering.requested_images import RequestedImages
 from render_tier.rendering.token_ids import PromptIds
 
@@ -59,11 +59,9 @@ class RequestMedia:
         """``parts``: those of the chat, at least one. Raises BadRequest."""
         assert self._vision is not None
         self.check_options(chat)
-        if any(part.kind == "video" for part in parts):
-            refuse_options_of_videos(chat)
         try:
             preparation = self._vision.prepared_with(chat.mm_processor_kwargs, chat.media_io_kwargs)
-            videos = self._vision.videos_with(chat.media_io_kwargs)
+            videos = self._vision.videos_with(chat.mm_processor_kwargs, chat.media_io_kwargs, preparation)
         except ValueError as error:
             raise invalid(str(error), getattr(error, "param", None)) from None
         salt = chat.cache_salt if isinstance(chat, ChatCompletionRequest) else None

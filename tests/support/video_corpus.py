@@ -13,6 +13,7 @@ from tests.support.images import data_url, file, picture
 
 DATA = Path(__file__).resolve().parents[1] / "conformance" / "data"
 RECORDED = DATA / "videos.json"
+PROCESSED = DATA / "processed_videos.json"
 FILES = DATA / "videos"
 """Films of up to 400 frames: MPEG-4, H.264 (also turned by its header, and with frames that an edit list
 hides), Motion JPEG and VP9, in MP4, Matroska, WebM and AVI; and cut off."""
@@ -99,11 +100,54 @@ def optional_contents() -> Mapping[str, list[Json]]:
     }
 
 
-def chats() -> Mapping[str, tuple[list[Json], Json | None]]:
-    """By name, the parts of a message, and a request's `media_io_kwargs`."""
+PROCESSING: Mapping[str, Json] = {
+    "fewer pixels": {"max_pixels": 6272},
+    "more pixels": {"min_pixels": 200704},
+    "from, to": {"min_pixels": 3136, "max_pixels": 12544},
+    "size": {"size": {"shortest_edge": 3136, "longest_edge": 12544}},
+    "of videos": {"videos_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
+    "of images": {"images_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
+    "of images and of videos": {
+        "images_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 6272}},
+        "videos_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 25088}},
+    },
+}
+"""`mm_processor_kwargs` of Qwen-VL."""
+
+
+def processed_contents() -> Mapping[str, list[Json]]:
+    """What is processed with each of `PROCESSING`."""
+    return {
+        "a video": [part(frames_url(film(4, 200, 100, seed=5)))],
+        "beside an image": [image_part(200, 150), text("and"), part(file_url("clip.mp4"))],
+        "a name": [part(file_url("short.mp4"), uuid="theirs")],
+    }
+
+
+def chats() -> Mapping[str, tuple[list[Json], Json]]:
+    """By name, the parts of a message, and how a request says that its media are read."""
     optional = {
-        f"{title}, {how}": (content, {"video": option})
+        f"{title}, {how}": (content, {"media_io_kwargs": {"video": option}})
         for title, content in optional_contents().items()
         for how, option in OPTIONS.items()
     }
-    return {title: (content, None) for title, content in contents().items()} | optional
+    return {title: (content, {}) for title, content in contents().items()} | optional
+
+
+def processed_chats() -> Mapping[str, tuple[list[Json], Json]]:
+    """As `chats`, with how its media are processed."""
+    processed = {
+        f"{title}, {how}": (content, {"mm_processor_kwargs": option})
+        for title, content in processed_contents().items()
+        for how, option in PROCESSING.items()
+    }
+    both = {
+        "beside an image, read and processed": (
+            processed_contents()["beside an image"],
+            {
+                "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"fps": 5}},
+                "mm_processor_kwargs": {"max_pixels": 6272, "min_pixels": 3136},
+            },
+        )
+    }
+    return processed | both

@@ -79,6 +79,20 @@ QWEN3_VL: Json = {
 }
 _QWEN3_STEPS: Json = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **HALF}
 TILED = "internvl_small"
+_QWEN3_FILES: Mapping[str, Json] = {
+    "preprocessor_config.json": {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor",
+        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        **_QWEN3_STEPS,
+    },
+    "video_preprocessor_config.json": {
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        "processor_class": "Qwen3VLProcessor",
+        "size": {"longest_edge": 25165824, "shortest_edge": 4096},
+        **_QWEN3_STEPS,
+    },
+}
 MODELS: Mapping[str, Mapping[str, Json]] = {
     # Without a file of its own, videos have the settings of images.
     "qwen2_vl": {
@@ -98,21 +112,8 @@ MODELS: Mapping[str, Mapping[str, Json]] = {
             **CLIP,
         },
     },
-    "qwen3_vl": {
-        "config.json": QWEN3_VL,
-        "preprocessor_config.json": {
-            "image_processor_type": "Qwen2VLImageProcessorFast",
-            "processor_class": "Qwen3VLProcessor",
-            "size": {"longest_edge": 16777216, "shortest_edge": 65536},
-            **_QWEN3_STEPS,
-        },
-        "video_preprocessor_config.json": {
-            "video_processor_type": "Qwen3VLVideoProcessor",
-            "processor_class": "Qwen3VLProcessor",
-            "size": {"longest_edge": 25165824, "shortest_edge": 4096},
-            **_QWEN3_STEPS,
-        },
-    },
+    "qwen3_vl": {"config.json": QWEN3_VL, **_QWEN3_FILES},
+    "qwen3_5": {"config.json": tiled_models.MODELS["qwen3_5"].config, **_QWEN3_FILES},
     # With the files of the tiled model of that name.
     TILED: {
         "video_preprocessor_config.json": {

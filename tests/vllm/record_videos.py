@@ -1,8 +1,9 @@
-"""Record what vLLM makes of the chats of `tests.support.video_corpus`.
+"""Record what vLLM makes of the chats of `tests.support.video_corpus`, those with how media are processed for
+Qwen-VL alone.
 
     VLLM_ENV=$(scripts/vllm_env.sh) python -m tests.vllm.record_videos
 
-Writes `tests/conformance/data/videos.json`, in about a minute.
+Writes `tests/conformance/data/videos.json` and `processed_videos.json`, in some minutes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from typing import Any
 
 from tests.support import video_models, vllm
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import RECORDED, chats
+from tests.support.video_corpus import PROCESSED, RECORDED, chats, processed_chats
 from tests.vllm.record_images import DECLARATIONS, MODELS
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
 
-def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
+def vllm_videos(names: list[str], given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
     """``scratch`` is empty. The models' names, which are a part of hashes, are those of `video_models`."""
-    names = list(video_models.MODELS)
     for name in names:
         video_models.lay_out(name, tokenizer, scratch / name)
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
@@ -46,8 +46,14 @@ def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dic
 
 
 def main() -> None:
+    qwen = [name for name in video_models.MODELS if name.startswith("qwen")]
+    record(list(video_models.MODELS), chats(), RECORDED)
+    record(qwen, processed_chats(), PROCESSED)
+
+
+def record(names: list[str], given: Mapping[str, Any], target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        found = vllm_videos(chats(), Path(scratch), MODELS / "qwen3")
+        found = vllm_videos(names, given, Path(scratch), MODELS / "qwen3")
     lines = [
         f"{json.dumps(name)}: {{\n"
         + ",\n".join(f"{json.dumps(title)}: {json.dumps(answer)}" for title, answer in model.items())
@@ -55,7 +61,7 @@ def main() -> None:
         for name, model in found["models"].items()
     ]
     text = f'{{"made_by": {json.dumps(found["made_by"])},\n"models": {{\n' + ",\n".join(lines) + "\n}}\n"
-    RECORDED.write_text(text)
+    target.write_text(text)
     print(f"{', '.join(found['models'])} by {found['made_by']}")
 
 

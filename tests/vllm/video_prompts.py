@@ -1,6 +1,7 @@
 """Run by vLLM's Python, with torchvision beside it: what vLLM makes of chats with videos.
 
-Reads the names of models, whose directories are here, and the chats' contents and `media_io_kwargs` by name.
+Reads the names of models, whose directories are here, and by name the chats' contents and how they say that
+those are read and processed.
 Writes the libraries' versions and, by model and chat, the prompt's IDs, and of each item its hash, place and
 fields.
 """
@@ -34,11 +35,10 @@ class Model:
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.tokenizer = self.processor.info.get_tokenizer()
 
-    def of_chat(
-        self, content: list[dict[str, Any]], media_io_kwargs: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def of_chat(self, content: list[dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
         """As vLLM's render does it, for engines that scale and normalize pixels."""
         messages = [{"role": "user", "content": content}]
+        media_io_kwargs = options.get("media_io_kwargs")
         try:
             conversation, data, uuids = asyncio.run(
                 parse_chat_messages_async(messages, self.config, "openai", media_io_kwargs)
@@ -50,9 +50,13 @@ class Model:
             self.tokenizer.encode(text, add_special_tokens=False),
             self.processor.info.parse_mm_data(data),
             uuids,
+            hf_processor_mm_kwargs=options.get("mm_processor_kwargs", {}),
             media_io_kwargs=media_io_kwargs or {},
         )
-        made = self.processor.apply(inputs, TimingContext(enabled=False))
+        try:
+            made = self.processor.apply(inputs, TimingContext(enabled=False))
+        except Exception as error:
+            return {"error": str(error)}
         return {
             "ids": made["prompt_token_ids"],
             "hashes": made["mm_hashes"],

@@ -1,4 +1,4 @@
-"""The settings of a processor: those that a request may bring, which decide how many pixels an image becomes,
+"""The settings of a processor: those that a request may bring, which decide how many pixels its media become,
 and those that an operator may say too.
 
 The latter are what the model was trained with; changed by a request, engines would take its items for others
@@ -17,9 +17,12 @@ from render_tier.multimodal.processors.internvl_chat import InternVLChatProcesso
 from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
+from render_tier.multimodal.processors.qwen_video import QwenVideoProcessor
+from render_tier.multimodal.processors.video import VideoProcessor
 
 Kind = Literal["count", "flag", "ratio", "size"]
 
+_QWEN_PIXELS: Mapping[str, Kind] = {"min_pixels": "count", "max_pixels": "count", "size": "size"}
 _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
     Gemma3Processor: {
         "do_pan_and_scan": "flag",
@@ -27,7 +30,8 @@ _SETTINGS: Mapping[type, Mapping[str, Kind]] = {
         "pan_and_scan_max_num_crops": "count",
         "pan_and_scan_min_ratio_to_activate": "ratio",
     },
-    Qwen2VLProcessor: {"min_pixels": "count", "max_pixels": "count", "size": "size"},
+    Qwen2VLProcessor: _QWEN_PIXELS,
+    QwenVideoProcessor: _QWEN_PIXELS,
     GotOcr2Processor: {"crop_to_patches": "flag", "min_patches": "count", "max_patches": "count"},
     InternVLChatProcessor: {
         "min_dynamic_patch": "count",
@@ -44,18 +48,20 @@ _STEPS = frozenset(
     }
 )
 """What all that are transformers' have, or refuse by its value."""
+_QWEN_PATCHES = frozenset({"patch_size", "temporal_patch_size", "merge_size"})
 _OTHERS: Mapping[type, frozenset[str]] = {
     LlavaNextProcessor: frozenset({"image_grid_pinpoints"}),
-    Qwen2VLProcessor: frozenset({"patch_size", "temporal_patch_size", "merge_size"}),
+    Qwen2VLProcessor: _QWEN_PATCHES,
+    QwenVideoProcessor: _QWEN_PATCHES,
 }
 
 
-def settings_of(processor: ImageProcessor) -> Mapping[str, Kind]:
+def settings_of(processor: ImageProcessor | VideoProcessor) -> Mapping[str, Kind]:
     """By name, what kind of value it takes."""
     return _SETTINGS.get(type(processor), {})
 
 
-def all_settings_of(processor: ImageProcessor) -> frozenset[str]:
-    """The names of those that an operator may say; of Qwen-VL's videos they are the same."""
+def all_settings_of(processor: ImageProcessor | VideoProcessor) -> frozenset[str]:
+    """The names of those that an operator may say."""
     steps = frozenset() if isinstance(processor, InternVLChatProcessor) else _STEPS
     return steps | settings_of(processor).keys() | _OTHERS.get(type(processor), frozenset())

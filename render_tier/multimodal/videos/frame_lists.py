@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from pybase64 import b64decode
 
-from render_tier.multimodal.decoding import ImageTooLarge, OpenedImage, UnreadableImage
+from render_tier.multimodal.decoding import BACKGROUND, Color, ImageTooLarge, OpenedImage, UnreadableImage
 from render_tier.multimodal.videos.opened import Frame, check_pixels
 from render_tier.multimodal.videos.sampling import Facts, Sampling, list_facts
 
@@ -19,8 +19,18 @@ from render_tier.multimodal.videos.sampling import Facts, Sampling, list_facts
 class FrameList:
     """Frames of which the headers have been read."""
 
-    def __init__(self, listed: bytes, sampling: Sampling, *, max_frame_pixels: int, max_pixels: int) -> None:
-        """Raises UnreadableImage and ImageTooLarge, which name the frame at fault."""
+    def __init__(
+        self,
+        listed: bytes,
+        sampling: Sampling,
+        *,
+        max_frame_pixels: int,
+        max_pixels: int,
+        background: Color = BACKGROUND,
+    ) -> None:
+        """``background``: what transparency is laid on. Raises UnreadableImage and
+        ImageTooLarge, which name the frame at fault."""
+        self._background = background
         self._frames: list[OpenedImage] = []
         most = sampling.most_frames
         for number, text in enumerate(listed.split(b",", most)[:most]):
@@ -40,7 +50,7 @@ class FrameList:
         width, height = self.size
         for number, frame in enumerate(self._frames):
             with _named(number):
-                pixels, _ = frame.pixels()
+                pixels, _ = frame.pixels(self._background)
                 if pixels.shape[:2] != (height, width):
                     raise UnreadableImage("it has another size than its header says")
             yield pixels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from render_tier.multimodal.decoding import UnreadableImage
+from render_tier.multimodal.decoding import Color, UnreadableImage
 from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.files import VideoFile
 from render_tier.multimodal.videos.frame_lists import FrameList
@@ -42,15 +42,27 @@ class VideoOpener:
                 seconds=rules.decoder_seconds, memory_bytes=rules.decoder_memory_bytes
             )
 
+    @property
+    def max_pixels(self) -> int:
+        """Of all frames that are taken of a video."""
+        return self._rules.max_pixels
+
     def close(self) -> None:
         if self._decoders is not None:
             self._decoders.close()
 
-    def open(self, source: VideoSource, sampling: Sampling) -> OpenedVideo:
-        """Raises UnreadableImage and ImageTooLarge."""
+    def open(self, source: VideoSource, sampling: Sampling, background: Color) -> OpenedVideo:
+        """``background``: what transparency of listed frames is laid on. Raises UnreadableImage and
+        ImageTooLarge."""
         of_frame, of_video = self._rules.max_frame_pixels, self._rules.max_pixels
         if source.is_list:
-            return FrameList(source.data, sampling, max_frame_pixels=of_frame, max_pixels=of_video)
+            return FrameList(
+                source.data,
+                sampling,
+                max_frame_pixels=of_frame,
+                max_pixels=of_video,
+                background=background,
+            )
         if self._decoders is None:
             raise UnreadableImage(
                 "this server takes videos as lists of frames only (data:video/jpeg;base64,...): for files it "

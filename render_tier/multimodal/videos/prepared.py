@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from render_tier.multimodal.decoding import UnreadableImage
+from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.encoding import EncodedItem, FloatType, encode_item, encoded_bytes
 from render_tier.multimodal.families import Replacement, VideoForm, VideoPlaces
 from render_tier.multimodal.hashing import name_hash, video_hash
@@ -77,12 +77,24 @@ class VideoPreparation:
     def key(self, source: VideoSource) -> bytes:
         kind = b"frames" if source.is_list else b"video"
         options = self._options.digest if self._options else b""
+        if source.is_list:
+            options += bytes(self._options.background)
         return hashlib.sha256(kind + options + hashlib.sha256(source.data).digest()).digest()
 
-    def with_options(self, options: VideoOptions) -> VideoPreparation:
-        """For a request that says this; with the same cache."""
+    @property
+    def processor(self) -> VideoProcessor:
+        return self._processor
+
+    @property
+    def max_pixels(self) -> int:
+        """Of all frames of a video."""
+        return self._opener.max_pixels
+
+    def with_options(self, options: VideoOptions, processor: VideoProcessor) -> VideoPreparation:
+        """For a request that says this, and is processed by that; with the same cache."""
         other = copy(self)
         other._options = options
+        other._processor = processor
         return other
 
     def hash_of_name(self, uuid: str) -> str:
@@ -96,10 +108,17 @@ class VideoPreparation:
 
     def load(self, key: bytes, source: VideoSource) -> LoadedVideo:
         """Raises UnreadableImage, ImageTooLarge and ImageRefused."""
-        opened = self._opener.open(source, self._options.sampling(self.form.sampling))
+        opened = self._opener.open(
+            source, self._options.sampling(self.form.sampling), self._options.background
+        )
         layout = self._layout(opened, opened.planned)
-        values = 3 * self._processor.group * layout.groups * layout.width * layout.height
-        item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes)
+        pixels = self._processor.group * layout.groups * layout.width * layout.height
+        if self._options.processor and pixels > self.max_pixels:
+            raise ImageTooLarge(
+                f"the video would become {pixels} pixels by mm_processor_kwargs; at most {self.max_pixels} "
+                "are allowed"
+            )
+        item_bytes = encoded_bytes(3 * pixels, self._float_type, as_bytes=self._as_bytes)
         replacement = self._replacement(layout, opened.planned)
         return LoadedVideo(key, source.data, opened, replacement, item_bytes)
 
@@ -132,7 +151,7 @@ class VideoPreparation:
             model=self._model,
             facts=facts.described(),
             frames=None if kept is None else np.stack(kept.frames),
-            factors=self._options.hash_factors,
+            factors=self._options.hash_factors if kept else self._options.factors_of_file(facts),
         )
         items = self._items(arrays, facts)
         return PreparedVideo(items, self.form.modality, self._replacement(layout, facts), mm_hash)

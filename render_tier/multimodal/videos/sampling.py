@@ -22,6 +22,8 @@ PAIR = 2
 USUAL_A_SECOND, MOST_A_SECOND = 2, 30
 ASSUMED_RATE = 24.0
 """Frames a second, by the rule "to the end", where a file does not say."""
+LISTED = "jpeg_sequence"
+"""vLLM's name for a list of frames, where others name what read a file."""
 _LANES = 8
 """Numbers of a vector in torch's `arange`, which is done in two vectors at a time."""
 
@@ -68,6 +70,10 @@ class Facts:
             "frames_indices": list(self.indices),
             "do_sample_frames": self.sampled_again,
         }
+
+    @property
+    def of_list(self) -> bool:
+        return self.origin == LISTED
 
     @property
     def taken_rate(self) -> float:
@@ -122,7 +128,7 @@ def file_facts(rule: Rule, total: int, rate: float, taken: list[int]) -> Facts:
 
 def list_facts(frames: int, rate: float) -> Facts:
     """Of a list of frames."""
-    return Facts(frames, rate, frames / rate, "jpeg_sequence", tuple(range(frames)), sampled_again=False)
+    return Facts(frames, rate, frames / rate, LISTED, tuple(range(frames)), sampled_again=False)
 
 
 def shown(rule: Rule, facts: Facts) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +18,38 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from PIL import Image
 
 from orchestrator.core.legs import read_render_reply
+from render_tier.model import ModelLoadError
 from render_tier.multimodal.prepared import PreparedVideo
 from render_tier.multimodal.videos.prepared import LoadedVideo
 from render_tier.server.service import Service
 from tests.support import video_models
 from tests.support.image_corpus import PATH, read_item
 from tests.support.image_origin import ok, origin
+from tests.support.images import file
 from tests.support.render_app import app_client, idle, load_service, settings_for
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import FILES, RECORDED, chats, file_url, film, frames_url, part, text
+from tests.support.video_corpus import (
+    FILES,
+    PROCESSED,
+    RECORDED,
+    chats,
+    file_url,
+    film,
+    frames_url,
+    image_part,
+    part,
+    processed_chats,
+    text,
+)
 
-IN_GROUPS = ("qwen3_vl", "internvl_small")
+IN_GROUPS = ("qwen3_vl", "qwen3_5", "internvl_small")
 """Models whose videos are one item each to vLLM, and an image of each run of tokens to an engine that our
 render tells."""
 RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
+OF_PROCESSED: dict[str, Any] = json.loads(PROCESSED.read_text())["models"]
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +86,22 @@ def chat(*parts: Any, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", video_models.MODELS)
 async def test_prompts_and_items_are_vllms(services: dict[str, Service], name: str) -> None:
-    async with served(services[name], trust_request_mm_kwargs=True) as client:
-        for title, (content, media_io_kwargs) in chats().items():
-            response = await client.post(PATH, json=chat(*content, media_io_kwargs=media_io_kwargs))
-            expected = RECORDS[name][title]
+    await compare(services[name], name, chats(), RECORDS[name])
+
+
+@pytest.mark.parametrize("name", OF_PROCESSED)
+async def test_videos_are_processed_as_a_request_says(services: dict[str, Service], name: str) -> None:
+    await compare(services[name], name, processed_chats(), OF_PROCESSED[name])
+
+
+async def compare(
+    service: Service, name: str, given: Mapping[str, tuple[list[Any], Any]], records: dict[str, Any]
+) -> None:
+    """Whole replies with what vLLM made of the same."""
+    async with served(service, trust_request_mm_kwargs=True) as client:
+        for title, (content, said) in given.items():
+            response = await client.post(PATH, json=chat(*content, **said))
+            expected = records[title]
             if "error" in expected:
                 assert response.status_code == 400, title
                 continue
@@ -134,6 +162,10 @@ def reading(**media_io_kwargs: Any) -> dict[str, Any]:
     return chat(SMALL, media_io_kwargs=media_io_kwargs)
 
 
+def processing(**mm_processor_kwargs: Any) -> dict[str, Any]:
+    return chat(SMALL, mm_processor_kwargs=mm_processor_kwargs)
+
+
 FILE = part(file_url("short.mp4"))
 
 
@@ -167,8 +199,45 @@ async def test_urls_that_are_refused(
         (chat({"type": "input_audio", "input_audio": {}}), "messages.0.content.0", "'input_audio' parts"),
         (chat(SMALL, text("see <|video_pad|>")), "messages", "taken for the place of a video"),
         (chat(SMALL, truncate_prompt_tokens=3), "messages", "0 places for videos"),
-        (chat(SMALL, mm_processor_kwargs={"max_pixels": 3136}), "mm_processor_kwargs", "beside videos"),
-        (reading(image={"image_mode": "RGB"}), "media_io_kwargs.image", "beside videos"),
+        (processing(fps=2), "mm_processor_kwargs.fps", "max_pixels, min_pixels, size are for this model"),
+        (processing(do_sample_frames=True), "mm_processor_kwargs.do_sample_frames", "not known here"),
+        (processing(text_kwargs={}), "mm_processor_kwargs.text_kwargs", "not known here"),
+        (processing(videos_kwargs=1), "mm_processor_kwargs.videos_kwargs", "an object is needed"),
+        (
+            processing(videos_kwargs={"num_frames": 3}),
+            "mm_processor_kwargs.videos_kwargs.num_frames",
+            "not known here",
+        ),
+        (
+            processing(videos_kwargs={"size": {"longest_edge": 2**40}}),
+            "mm_processor_kwargs.videos_kwargs.size.longest_edge",
+            "from 1 to 268435456",
+        ),
+        (
+            processing(images_kwargs={"max_pixels": 0}),
+            "mm_processor_kwargs.images_kwargs.max_pixels",
+            "from 1 to",
+        ),
+        (
+            processing(min_pixels=10, videos_kwargs={"max_pixels": 50}),
+            "mm_processor_kwargs.videos_kwargs",
+            "not beside names",
+        ),
+        (
+            processing(videos_kwargs={"max_pixels": 5, "min_pixels": 10}),
+            "mm_processor_kwargs.videos_kwargs.min_pixels",
+            "more than max_pixels",
+        ),
+        (
+            processing(videos_kwargs={"size": {"height": 56, "width": 56}}),
+            "mm_processor_kwargs",
+            "cannot be processed with size",
+        ),
+        (
+            processing(min_pixels=2**26),
+            "messages.0.content.0.video_url",
+            "pixels by mm_processor_kwargs; at most 268435456 are allowed",
+        ),
         (reading(video={"num_frames": 0}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
         (reading(video={"num_frames": True}), "media_io_kwargs.video.num_frames", "from 1 to 768"),
         (reading(video={"fps": 0}), "media_io_kwargs.video.fps", "from 0.001 to 240"),
@@ -183,6 +252,69 @@ async def test_refused(services: dict[str, Service], body: Any, param: str, mess
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert message in error["message"]
+
+
+async def test_transparency_of_listed_frames_is_laid_on_what_a_request_says(
+    services: dict[str, Service],
+) -> None:
+    """The file of such a list is smaller than its frames, so that vLLM's hash of it would not tell."""
+    clear = part(frames_url([file(Image.new("RGBA", (100, 100), (9, 9, 9, 0)))] * 2))
+    grounds = [{}, {"rgba_background_color": [0, 0, 0]}, {"rgba_background_color": [255, 255, 255]}]
+    async with served(services["qwen2_5_vl"], trust_request_mm_kwargs=True) as client:
+        answers = [
+            (await client.post(PATH, json=chat(clear, media_io_kwargs={"image": ground}))).json()
+            for ground in grounds
+        ]
+        named = {**clear, "uuid": "clear"}
+        first = await client.post(PATH, json=chat(named))
+        other = await client.post(PATH, json=chat(named, media_io_kwargs={"image": grounds[1]}))
+    white, black, as_usual = (answer["features"] for answer in answers)
+    assert white == as_usual
+    assert white["kwargs_data"] != black["kwargs_data"]
+    assert white["mm_hashes"] != black["mm_hashes"]
+    assert first.status_code == 200
+    assert "another video was sent under its uuid" in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("usual", "asked", "patches"),
+    [
+        ({}, {}, 32),
+        ({"max_pixels": 1568}, {}, 8),
+        ({"videos_kwargs": {"max_pixels": 1568}}, {}, 8),
+        ({"images_kwargs": {"max_pixels": 1568}}, {}, 32),
+        ({"max_pixels": 1568}, {"size": {"shortest_edge": 3136, "longest_edge": 50176}}, 32),
+        ({"videos_kwargs": {"max_pixels": 1568}}, {"videos_kwargs": {"max_pixels": 50176}}, 32),
+    ],
+)
+async def test_a_requests_settings_are_laid_over_the_servers(
+    services: dict[str, Service], usual: dict[str, Any], asked: dict[str, Any], patches: int
+) -> None:
+    settings = {"mm_processor_kwargs": usual, "trust_request_mm_kwargs": True}
+    async with served(services["qwen2_5_vl"], **settings) as client:
+        answer = (await client.post(PATH, json=chat(SMALL, mm_processor_kwargs=asked))).json()
+    (item,) = answer["features"]["kwargs_data"]["video"]
+    assert read_item(item)["pixel_values_videos"]["tensor"][1][0] == patches
+
+
+def test_a_server_does_not_start_with_settings_that_its_processor_of_videos_does_not_have(
+    services: dict[str, Service],
+) -> None:
+    served = services["qwen2_5_vl"].assets
+    settings = settings_for(served.directory, mm_processor_kwargs={"videos_kwargs": {"fps": 1}})
+    with pytest.raises(ModelLoadError, match=r"--mm-processor-kwargs: 'fps' is not known.*max_pixels"):
+        Service(settings, served)
+    without = settings.model_copy(update={"limit_mm_per_prompt": {"video": 0}})
+    assert Service(without, served).images is not None
+
+
+async def test_settings_of_videos_are_refused_where_none_are_taken(services: dict[str, Service]) -> None:
+    image = image_part(60, 40)
+    body = chat(image, mm_processor_kwargs={"videos_kwargs": {"max_pixels": 6272}})
+    settings = {"trust_request_mm_kwargs": True, "limit_mm_per_prompt": {"video": 0}}
+    async with served(services["qwen2_5_vl"], **settings) as client:
+        error = (await client.post(PATH, json=body)).json()["error"]
+    assert error["param"] == "mm_processor_kwargs.videos_kwargs"
 
 
 async def test_limits(services: dict[str, Service]) -> None:

@@ -79,6 +79,7 @@ QWEN3_VL: Json = {
 }
 _QWEN3_STEPS: Json = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **HALF}
 TILED = "internvl_small"
+_INTERNVL = tiled_models.MODELS[TILED]
 _QWEN3_FILES: Mapping[str, Json] = {
     "preprocessor_config.json": {
         "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -114,8 +115,15 @@ MODELS: Mapping[str, Mapping[str, Json]] = {
     },
     "qwen3_vl": {"config.json": QWEN3_VL, **_QWEN3_FILES},
     "qwen3_5": {"config.json": tiled_models.MODELS["qwen3_5"].config, **_QWEN3_FILES},
-    # With the files of the tiled model of that name.
+    # With the files of the tiled model of that name, but smaller tiles.
     TILED: {
+        "config.json": {
+            **_INTERNVL.config,
+            "image_seq_length": 16,
+            "vision_config": {**_INTERNVL.config["vision_config"], "image_size": 112},
+        },
+        "preprocessor_config.json": {**_INTERNVL.preprocessor, "size": {"height": 112, "width": 112}},
+        "processor_config.json": {**_INTERNVL.processor, "image_seq_length": 16},
         "video_preprocessor_config.json": {
             "video_processor_type": "InternVLVideoProcessor",
             "processor_class": "InternVLProcessor",

@@ -108,8 +108,8 @@ def _seconds(told: msgspec.Raw) -> float | None:
         field = _field_decoder.decode(told)
     except UNREADABLE:
         return None
-    form = _FLOATS.get(field.data.type)
-    raw = bytes(field.data.data.data)
+    form, front = _FLOATS.get(field.data.type, (None, b""))
+    raw = front + bytes(field.data.data.data)
     if form is None or field.data.data.code != RAW_TENSOR or len(raw) != form.size:
         return None
     if field.data.shape not in ([], [1]):
@@ -140,6 +140,12 @@ def _grid(told: msgspec.Raw) -> tuple[int, int, int] | None:
 
 _MODALITIES: Final = {"image": "an image", "video": "a video"}
 _GRID: Final = Struct("<3q")
-_FLOATS: Final = {"float32": Struct("<f"), "float64": Struct("<d")}
+_FLOATS: Final = {
+    "bfloat16": (Struct("<f"), b"\0\0"),
+    "float16": (Struct("<e"), b""),
+    "float32": (Struct("<f"), b""),
+    "float64": (Struct("<d"), b""),
+}
+"""How they are read, behind which bytes. vLLM writes the model's own type."""
 _decoder: Final = msgspec.msgpack.Decoder(_Fields)
 _field_decoder: Final = msgspec.msgpack.Decoder(_Field)

@@ -90,7 +90,8 @@ def test_what_they_cannot_is_refused(part: str, value: Any) -> None:
 
 
 def seconds(value: float, kind: str = "float32", shape: Sequence[int] = ()) -> dict[str, Any]:
-    return tensor(kind, list(shape), pack("<f" if kind == "float32" else "<d", value))
+    raw = pack({"float16": "<e", "float64": "<d"}.get(kind, "<f"), value)
+    return tensor(kind, list(shape), raw[2:] if kind == "bfloat16" else raw)
 
 
 def of_video(**fields: Any) -> dict[str, Any]:
@@ -103,7 +104,13 @@ def of_video(**fields: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("told", [seconds(1e-6), seconds(4), seconds(1, "float64"), seconds(0.5, shape=[1])])
+@pytest.mark.parametrize(
+    "told",
+    [
+        *(seconds(1e-6), seconds(4), seconds(0.5, shape=[1])),
+        *(seconds(1, kind) for kind in ("bfloat16", "float16", "float64")),
+    ],
+)
 def test_videos_may_say_how_many_seconds_are_between_their_frames(told: dict[str, Any]) -> None:
     assert read(of_video(second_per_grid_ts=told)) == 1
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+PLACE = "<image>"
 TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
 MODULE = "configuration_internvl_chat"
 CODE = """

@@ -150,6 +150,17 @@ MODELS = {
             **STEPS,
         },
     ),
+    "internvl_chat": Model(
+        {
+            "model_type": "internvl_chat",
+            "dynamic_image_size": True,
+            "max_dynamic_patch": 12,
+            "min_dynamic_patch": 1,
+            "use_thumbnail": True,
+            "vision_config": {"image_size": 448},
+        },
+        {"feature_extractor_type": "CLIPFeatureExtractor", "crop_size": 336, "size": 336, **CLIP},
+    ),
     "llava_next": Model(
         {"model_type": "llava_next"},
         {
@@ -201,6 +212,11 @@ OVERRIDES: dict[str, list[dict[str, Any]]] = {
         {"min_patches": 3, "max_patches": 6, "size": {"height": 64, "width": 96}},
         {"crop_to_patches": False},
     ],
+    "internvl_chat": [
+        {"max_dynamic_patch": 4},
+        {"min_dynamic_patch": 3, "max_dynamic_patch": 6, "use_thumbnail": False},
+        {"dynamic_image_size": False},
+    ],
     "llava_next": [{"image_grid_pinpoints": [[336, 336], [336, 1344], [1344, 336]]}],
 }
 """By model, `mm_processor_kwargs` to try besides none."""
@@ -222,11 +238,14 @@ EXTREME_SIZES = {
     "mistral3": [(1, 1540), (2000, 1)],
     "pixtral": [(1024, 1), (1, 2000)],
     "internvl": [(300, 1), (4000, 3700)],
+    "internvl_chat": [(300, 1), (4000, 3700), (640, 512), (512, 640)],
     "llava_next": [(1, 300)],
 }
 """By model, images that it takes only just or refuses, and such as are shrunk by more than eight."""
 AS_BYTES = {"do_rescale": False, "do_normalize": False}
 """With which a processor returns the resized image itself, as bytes."""
+OF_ITS_OWN = "internvl_chat"
+"""The model whose processor is none of transformers', and has no such settings."""
 OVERRIDDEN_SIZES = ((3, 5), (500, 333), (90, 640))
 KINDS = ("noise", "extremes", "gradient")
 
@@ -257,7 +276,7 @@ def cases() -> Iterator[Case]:
             yield Case(model, {}, KINDS[number % len(KINDS)], width, height)
         for width, height in (*LARGE_SIZES, *EXTREME_SIZES[model]):
             yield Case(model, {}, "extremes", width, height)
-        for overrides in (*OVERRIDES[model], AS_BYTES):
+        for overrides in (*OVERRIDES[model], *([] if model == OF_ITS_OWN else [AS_BYTES])):
             for width, height in OVERRIDDEN_SIZES:
                 yield Case(model, overrides, "noise", width, height)
 

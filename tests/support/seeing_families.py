@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support import tiled_models
+from tests.support import internvl_chat, tiled_models
 from tests.support.pixel_cases import MODELS as PIXELS
 from tests.support.vision_models import (
     GEMMA3,
@@ -69,6 +69,8 @@ class SeeingModel:
     """In tokenizer_config.json."""
     overrides: Json = field(default_factory=dict)
     """The operator's `mm_processor_kwargs`."""
+    spelled: bool = False
+    """Whether its tokenizer has no token for an image's place."""
 
 
 def _qwen2_5_vl() -> SeeingModel:
@@ -163,6 +165,15 @@ def _tiled(name: str) -> SeeingModel:
     return SeeingModel(config, model.preprocessor, _template(token), model.processor, model.named_tokens)
 
 
+def _internvl_chat() -> SeeingModel:
+    config = internvl_chat.config(
+        {**TEXT, "model_type": "qwen2"},
+        {**TOWER, "image_size": 224, "patch_size": 14},
+        max_dynamic_patch=6,
+    )
+    return SeeingModel(config, {}, internvl_chat.TEMPLATE, spelled=True)
+
+
 def _template(token: str) -> str:
     return tiled_models.TEMPLATE.replace("IMAGE_TOKEN", token)
 
@@ -175,6 +186,7 @@ MODELS: Mapping[str, SeeingModel] = {
     "llava": _llava(),
     "llava_next": _tiled("llava_next"),
     "internvl": _tiled("internvl_small"),
+    "internvl_chat": _internvl_chat(),
     "mistral3": _tiled("mistral3"),
     "pixtral": _tiled("pixtral"),
     "gemma3_crops": replace(_gemma3(), overrides=CROPS),
@@ -208,16 +220,21 @@ def lay_out(name: str, target: Path) -> Path:
         }
     for file, content in files.items():
         (target / file).write_text(json.dumps(content))
+    if "auto_map" in model.config:
+        internvl_chat.write_code(target)
     (target / "chat_template.jinja").write_text(model.template)
-    _tokenizer().save(str(target / "tokenizer.json"))
+    _tokenizer(spelled=model.spelled).save(str(target / "tokenizer.json"))
     return target
 
 
-def _tokenizer() -> Tokenizer:
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+def _tokenizer(*, spelled: bool) -> Tokenizer:
+    letters, merges = sorted(pre_tokenizers.ByteLevel.alphabet()), []
+    if spelled:  # the place's end is one token with a line break, instead of a byte that no chat has
+        letters[-1], merges = ">Ċ", [(">", "Ċ")]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    special = ["<none>" if spelled and token == internvl_chat.PLACE else token for token in SPECIAL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in LINES])
     return tokenizer

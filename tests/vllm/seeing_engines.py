@@ -39,6 +39,7 @@ class Engine:
             directory,
             mm_processor_kwargs=overrides,
             load_format="drawn",
+            trust_remote_code=True,  # which InternVL's own configuration is
             dtype="float32",
             max_model_len=8192,
             max_num_seqs=4,

@@ -28,6 +28,7 @@ MORE_PLACES = {
     "gemma3": "256 multimodal tokens to 260",
     "gemma3_crops": "768 multimodal tokens to",
     "internvl": "448 multimodal tokens to 450",
+    "internvl_chat": "448 multimodal tokens to 450",
     "mistral3": "192 multimodal tokens to 204",
     "pixtral": "588 multimodal tokens to 609",
 }

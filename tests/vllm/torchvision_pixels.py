@@ -31,7 +31,8 @@ from PIL import Image  # noqa: E402
 from transformers.models.gemma3.processing_gemma3 import Gemma3ProcessorKwargs  # noqa: E402
 from transformers.models.internvl.processing_internvl import InternVLProcessorKwargs  # noqa: E402
 
-from tests.support.pixel_cases import MODELS, Case, summary  # noqa: E402
+from tests.support.pixel_cases import MODELS, OF_ITS_OWN, Case, summary  # noqa: E402
+from vllm.transformers_utils.processors.internvl import InternVLImageProcessor  # noqa: E402
 
 
 def reference(case: Case) -> dict[str, list[Any]] | None:
@@ -41,7 +42,7 @@ def reference(case: Case) -> dict[str, list[Any]] | None:
         outputs = process(Image.fromarray(case.image()))
     except ValueError:
         return None
-    arrays = _item(_name(case), {key: value.numpy() for key, value in outputs.items()})
+    arrays = _item(case, {key: value.numpy() for key, value in outputs.items()})
     return summary({key: np.asarray(value) for key, value in arrays.items()})
 
 
@@ -51,6 +52,12 @@ def _name(case: Case) -> str:
 
 def _processor(case: Case) -> Callable[[Image.Image], Any]:
     model = MODELS[case.model]
+    if case.model == OF_ITS_OWN:
+        own = {name: value for name, value in model.config.items() if name in INTERNVL}
+        made = InternVLImageProcessor(
+            **{**own, **case.overrides}, image_size=model.config["vision_config"]["image_size"]
+        )
+        return lambda image: made(images=[image], return_tensors="pt", **case.overrides)
     settings = {key: value for key, value in model.preprocessor.items() if key != "image_processor_type"}
     # vLLM makes the processor with a request's arguments and calls it with them.
     processor = getattr(transformers, _name(case))(**deepcopy(settings | dict(case.overrides)))
@@ -71,8 +78,14 @@ def _arguments(case: Case) -> dict[str, Any]:
     return {}
 
 
-def _item(name: str, outputs: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    pixels = outputs["pixel_values"]
+INTERNVL = ("dynamic_image_size", "max_dynamic_patch", "min_dynamic_patch", "use_thumbnail")
+"""What vLLM takes of config.json."""
+
+
+def _item(case: Case, outputs: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    if case.model == OF_ITS_OWN:
+        return {**outputs, "image_num_patches": outputs["image_num_patches"][0]}
+    name, pixels = _name(case), outputs["pixel_values"]
     if name == "Qwen2VLImageProcessor":
         return {"pixel_values": pixels, "image_grid_thw": outputs["image_grid_thw"][0]}
     if name == "Gemma3ImageProcessor":

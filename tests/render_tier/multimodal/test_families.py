@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.model import ModelLoadError
-from render_tier.multimodal.families import Family, VideoPlaces, family_of, video_form_of
+from render_tier.multimodal.families import Family, Spelled, VideoPlaces, family_of, video_form_of
 from render_tier.multimodal.families.llava import unpadded
 from render_tier.multimodal.item import ImageLayout
 from tests.support.vision_models import GEMMA3, QWEN2_5_VL
@@ -121,6 +121,25 @@ def test_a_video_of_internvl_is_a_line_for_each_frame() -> None:
     found = form.replacement(VideoPlaces(groups=3, height=56, width=84, times=()))
     assert found.ids == tuple(token for line in (4, 5, 6) for token in (line, 0, *[2] * 6, 1))
     assert (found.first, found.count, found.later, found.of_video) == (2, 6, (11, 20), True)
+
+
+@pytest.mark.parametrize("has_place", [False, True])
+def test_internvls_own_format_has_a_place_that_may_be_no_token(has_place: bool) -> None:
+    config = {"model_type": "internvl_chat", "vision_config": {"patch_size": 14}, "downsample_ratio": 0.5}
+    letters = sorted(set("<image>"))
+    tokens = ["<img>", "<IMG_CONTEXT>", "</img>", *letters, *(["<image>"] if has_place else [])]
+    found = family(config, tokens)
+    assert found is not None
+    assert (found.mark, found.token) == ("<image>", "<image>")
+    if has_place:
+        assert (found.token_id, found.spelled) == (tokens.index("<image>"), None)
+    else:
+        assert found.token_id == 1
+        assert found.spelled == Spelled(tuple(map(tokens.index, "<image>")), "<IMG_CONTEXT>", 1)
+    assert found.fields["image_token_id"].value == 1
+    replacement = found.replacement(ImageLayout(width=56, height=56, tiles=3), 9, 9)
+    assert replacement.ids == (0, *[1] * 12, 2)
+    assert (replacement.first, replacement.count) == (1, 12)
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3000), st.integers(1, 3000))

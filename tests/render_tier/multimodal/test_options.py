@@ -16,6 +16,7 @@ PROCESSORS: dict[str, ImageProcessor] = {
     "qwen2_vl": image_processor({"model_type": "qwen2_vl"}, {}),
     "gemma3": image_processor({"model_type": "gemma3"}, {}),
     "internvl": image_processor({"model_type": "internvl"}, SQUARE),
+    "internvl_chat": image_processor({"model_type": "internvl_chat"}, {}),
     "mistral3": image_processor({"model_type": "mistral3"}, {"patch_size": 14}),
 }
 MOST = 1000
@@ -31,6 +32,7 @@ def options(model: str, processor: Any, reading: Any = None) -> ImageOptions:
         ("qwen2_vl", {"min_pixels": 1, "max_pixels": 1000}),
         ("qwen2_vl", {"size": {"shortest_edge": 10, "longest_edge": 100}}),
         ("internvl", {"crop_to_patches": False, "min_patches": 2, "max_patches": 2}),
+        ("internvl_chat", {"dynamic_image_size": True, "max_dynamic_patch": 4, "use_thumbnail": False}),
         ("mistral3", {"size": {"longest_edge": 28}}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 3}),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_min_ratio_to_activate": 1.5}),
@@ -61,6 +63,8 @@ def test_known_settings_are_taken_as_they_are(model: str, given: dict[str, Any])
         ("internvl", {"crop_to_patches": 1}, "crop_to_patches", "neither true nor false"),
         ("internvl", {"min_patches": 3, "max_patches": 2}, "min_patches", "more than max_patches"),
         ("internvl", {"size": {"height": 8, "width": 8}}, "size", "not known"),
+        ("internvl_chat", {"min_dynamic_patch": 3, "max_dynamic_patch": 2}, "min_dynamic_patch", "more than"),
+        ("internvl_chat", {"image_size": 224}, "image_size", "not known"),
         *(
             (
                 "gemma3",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from render_tier.multimodal.families import Spelled
 from render_tier.protocol.errors import BadRequest
 from render_tier.rendering.conversation import to_conversation
 from render_tier.rendering.image_parts import (
@@ -170,6 +171,9 @@ def test_text_that_spells_the_place_of_an_image(part: Any) -> None:
         shown(IMAGE, part, form="openai")
     as_text = MediaMarks(MARKS.by_kind, literal_is_text=True)
     assert shown(IMAGE, part, form="openai", marks=as_text)[1] == text("see <pad>")
+    spelled = MediaMarks({"image": Mark("<pad>", "<pad>", Spelled((1, 2), "<P>", 3))}, literal_is_text=True)
+    with pytest.raises(BadRequest, match="taken for the place of an image"):
+        shown(IMAGE, part, form="openai", marks=spelled)
     assert shown(part, form="openai") == [text("see <pad>")]
     assert shown(VIDEO, part, form="openai")[1] == text("see <pad>")
     with pytest.raises(BadRequest, match="taken for the place of a video"):

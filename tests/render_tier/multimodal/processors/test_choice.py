@@ -4,7 +4,7 @@ import pytest
 
 from render_tier.multimodal.item import ImageLayout, ImageRefused, UnsupportedProcessor
 from render_tier.multimodal.processors import image_processor
-from tests.support.pixel_cases import MODELS, OVERRIDES
+from tests.support.pixel_cases import MODELS, OF_ITS_OWN, OVERRIDES
 
 
 def test_a_model_type_without_processor_is_named() -> None:
@@ -69,6 +69,9 @@ def test_settings_that_cannot_be_followed_are_refused(model: str, wrong: dict[st
         ("qwen2_vl", {"patch_size": True}),
         ("qwen2_vl", {"size": {"longest_edge": 5000}}),
         ("internvl", {"max_patches": 100_000}),
+        ("internvl_chat", {"max_dynamic_patch": 100_000}),
+        ("internvl_chat", {"min_dynamic_patch": 0}),
+        ("internvl_chat", {"dynamic_image_size": 1}),
         ("llava_next", {"image_grid_pinpoints": [[336, 500]]}),
         ("llava_next", {"image_grid_pinpoints": []}),
         ("llava_next", {"crop_size": 224}),
@@ -140,7 +143,8 @@ def test_the_digest_names_everything_that_changes_a_result() -> None:
     digests = set()
     count = 0
     for name, files in MODELS.items():
-        for overrides in ({}, *OVERRIDES[name], {"image_mean": [0.1, 0.2, 0.3]}):
+        normalized = [] if name == OF_ITS_OWN else [{"image_mean": [0.1, 0.2, 0.3]}]
+        for overrides in ({}, *OVERRIDES[name], *normalized):
             count += 1
             found = image_processor(files.config, files.preprocessor, overrides, files.processor)
             digests.add(found.settings_digest)

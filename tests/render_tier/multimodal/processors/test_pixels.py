@@ -45,7 +45,8 @@ def test_pixels_are_the_recorded_ones(model: str, recorded: dict[str, object]) -
         layout = ours.layout(case.width, case.height)
         shown = 3 * layout.width * layout.height * layout.tiles
         copies = 2 if "image_grid_thw" in result.arrays else 1
-        assert result.arrays["pixel_values"].size == shown * copies, case.title
+        (pixels,) = (array for name, array in result.arrays.items() if name.startswith("pixel_values"))
+        assert pixels.size == shown * copies, case.title
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -63,8 +63,10 @@ class Access:
         if grant.models is not None:
             if model is None:
                 raise BadRequest("This API key is for certain models: name one.", param="model")
+            if not isinstance(model, str):
+                raise BadRequest("model must be a string.", param="model")
             if model not in grant.models:
-                raise unknown_model(str(model))
+                raise unknown_model(model)
         if grant.max_tokens is not None:
             for name in OUTPUT_LIMITS:
                 asked = fields.get(name)

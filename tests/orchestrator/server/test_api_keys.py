@@ -185,6 +185,16 @@ async def test_a_key_for_some_models_sees_and_uses_those(launch: Launch) -> None
         await stack.settled()
 
 
+@pytest.mark.parametrize("model", [["scripted"], {"scripted": 1}, 5, True])
+async def test_a_model_that_is_no_name_is_refused(launch: Launch, model: Any) -> None:
+    one, ones = api_key("one", models=["scripted"])
+    async with launch(settings=auth(ones)) as stack:
+        refused = await ask(stack, one, model=model)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "model"
+        await stack.settled()
+
+
 @pytest.mark.parametrize("before", ["", '"x": 1e999, ', '"x": [{"model": "other"}], '])
 @pytest.mark.parametrize("second", ['"model"', '"mod\\u0065l"', '"\\u006dodel"', '"Model"', '"model "'])
 def test_the_model_that_is_checked_is_the_one_that_is_used(second: str, before: str) -> None:

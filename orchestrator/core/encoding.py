@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from orchestrator.core.legs import RenderedPrompt
-from orchestrator.core.long_strings import restored
+from orchestrator.core.long_strings import with_strings
 
 Given = Literal["metadata", "whole"]
 """What an engine gets of an image that is encoded: what its placeholders need, or all of it."""
@@ -74,14 +74,15 @@ def encode_leg(prompt: RenderedPrompt, image: Image, request_id: str) -> dict[st
     by_modality = {
         "mm_hashes": image.hash,
         "mm_placeholders": {**image.place, "offset": 0},
-        "kwargs_data": restored(image.data, prompt.strings),
-        "mm_metadata": restored(image.metadata, prompt.strings),
+        "kwargs_data": image.data,
+        "mm_metadata": image.metadata,
     }
+    features = {name: {image.modality: [value]} for name, value in by_modality.items()}
     kept = {name: raw for name, raw in prompt.fields.items() if name in ("model", "cache_salt", "priority")}
     return kept | {
         "request_id": request_id,
         "token_ids": prompt.token_ids[offset : offset + length],
-        "features": {name: {image.modality: [value]} for name, value in by_modality.items()},
+        "features": with_strings(msgspec.Raw(msgspec.json.encode(features)), prompt.strings),
         "sampling_params": {"n": 1, "max_tokens": 1, "temperature": 0.0, "ignore_eos": True},
         "stream": False,
         "output_mode": "tokens",

@@ -21,7 +21,7 @@ import msgspec
 
 from orchestrator.core.item_store import Kept
 from orchestrator.core.kv_params import PREFILL_PARAMS
-from orchestrator.core.long_strings import Strings, cut, references, restored
+from orchestrator.core.long_strings import Strings, cut, references, with_strings
 from orchestrator.core.media import (
     Features,
     FeaturesError,
@@ -380,7 +380,7 @@ def _leg(
     if prompt.pictures is not None:
         request |= prompt.pictures.fields()
     elif prompt.media:
-        request["features"] = restored(prompt.fields["features"], prompt.strings)
+        request["features"] = with_strings(prompt.fields["features"], prompt.strings)
     transfer = {"kv_transfer_params": kv_params, "ec_transfer_params": prompt.encodings}
     params = {name: value for name, value in transfer.items() if value is not None}
     if params and placement != "extra_args":

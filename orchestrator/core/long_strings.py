@@ -2,15 +2,16 @@
 
 An image is a string of millions of characters in the middle of what render answers, and every look at the
 JSON around it would go through all of them. So they are cut out as soon as the answer is there, and a
-reference stands for each, until the JSON is written for an engine. A reference is a string that the text has
-nowhere else; where it has, nothing is cut.
+reference stands for each, until the JSON is sent to an engine, in pieces. A reference is a string that the
+text has nowhere else; where it has, nothing is cut.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +20,38 @@ LONG: Final = 1 << 16
 
 Strings = tuple[memoryview, ...]
 """With their quotes, by the numbers in references."""
+
+Pieces = list[bytes | memoryview]
+"""Of one text, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A JSON value, and the strings that it refers to."""
+
+    text: msgspec.Raw
+    strings: Strings
+
+    def pieces(self) -> Pieces:
+        """The whole value; the strings are not copied."""
+        pieces: Pieces = list(_REFERENCE.split(bytes(self.text)))
+        pieces[1::2] = [self.strings[int(number)] for number in pieces[1::2]]
+        return pieces
+
+
+def with_strings(text: msgspec.Raw, strings: Strings) -> msgspec.Raw | Apart:
+    """For `written`; what looks like a reference is none where nothing was cut."""
+    return Apart(text, strings) if strings else text
+
+
+def written(request: Mapping[str, Any]) -> Pieces:
+    """A JSON object, whose ``features`` may be `Apart`."""
+    features = request.get("features")
+    if not isinstance(features, Apart):
+        return [msgspec.json.encode(request)]
+    others = msgspec.json.encode({name: value for name, value in request.items() if value is not features})
+    comma = b"," if len(others) > len(b"{}") else b""
+    return [b'%b%b"features":' % (others[:-1], comma), *features.pieces(), b"}"]
 
 
 def cut(text: bytes, after: bytes) -> tuple[bytes, Strings]:
@@ -41,15 +74,6 @@ def cut(text: bytes, after: bytes) -> tuple[bytes, Strings]:
     if left.count(_BEGIN) != len(strings):
         return text, ()
     return left, tuple(strings)
-
-
-def restored(text: msgspec.Raw, strings: Sequence[bytes | memoryview]) -> msgspec.Raw:
-    """``text`` with the strings in the places of their references."""
-    if not strings:
-        return text
-    pieces: list[bytes | memoryview] = list(_REFERENCE.split(bytes(text)))
-    pieces[1::2] = [strings[int(number)] for number in pieces[1::2]]
-    return msgspec.Raw(b"".join(pieces))
 
 
 def references(text: bytes | msgspec.Raw) -> int:

@@ -17,6 +17,7 @@ from typing import Final, Protocol, cast
 import httptools
 from yarl import URL
 
+from orchestrator.core.long_strings import Pieces
 from orchestrator.hops.errors import Absent, Garbled, HopError, HopName, Unreachable
 from orchestrator.hops.tls import SYSTEM_TLS, Tls
 
@@ -70,7 +71,7 @@ class Connection(asyncio.Protocol):
     def closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
-    def begin(self, url: str, request: bytes, handler: Handler) -> None:
+    def begin(self, url: str, request: Pieces, handler: Handler) -> None:
         assert self._transport is not None
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -79,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._answering = True
         self._head_bytes = self._unread_bytes = 0
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(request)
+        self._transport.writelines(request)
 
     # A handler whose exchange is over no longer has the connection: it may be another's by now.
 
@@ -251,12 +252,12 @@ class Connections:
         hop: HopName,
         method: str,
         url: str,
-        body: bytes | None,
+        body: bytes | Pieces | None,
         headers: Mapping[str, str],
         handler: Handler,
     ) -> Connection:
-        """Send a request, with a JSON ``body`` or none; the answer goes to ``handler``. Raises ``HopError``
-        when nobody is there."""
+        """Send a request, with a JSON ``body`` or none; the answer goes to ``handler``. Pieces are sent from
+        where they are. Raises ``HopError`` when nobody is there."""
         target = URL(url)
         origin = (target.scheme, target.raw_host or "", target.port or 80)
         request = _request(method, target, body, {**self.headers_for(target), **headers})
@@ -331,13 +332,15 @@ class Connections:
         raise failure
 
 
-def _request(method: str, target: URL, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+def _request(method: str, target: URL, body: bytes | Pieces | None, headers: Mapping[str, str]) -> Pieces:
     lines = [f"{method} {target.raw_path_qs} HTTP/1.1", f"Host: {target.raw_authority.rpartition('@')[2]}"]
     sent = dict(headers)
+    pieces: Pieces = [body] if isinstance(body, bytes) else body or []
     if body is not None:
-        sent |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        size = sum(map(len, pieces))
+        sent |= {"Content-Type": "application/json", "Content-Length": str(size)}
     lines += [f"{name}: {value}" for name, value in sent.items()]
     head = "\r\n".join(lines)
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1:
         raise ValueError("a line break in a header")
-    return head.encode("latin-1") + b"\r\n\r\n" + (body or b"")
+    return [head.encode("latin-1") + b"\r\n\r\n", *pieces]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator.core.long_strings import Pieces, written
 from orchestrator.core.sse import DONE, NotAnEventStream, SSEDecoder, StreamTooLarge
 from orchestrator.hops.connections import Connection, Connections
 from orchestrator.hops.errors import (
@@ -22,7 +23,7 @@ from orchestrator.hops.errors import (
 from orchestrator.hops.generate import ANSWERS, GENERATE
 from orchestrator.hops.idle_clock import IdleClock
 from orchestrator.hops.messages import EngineAnswer, present
-from orchestrator.hops.transport import decoded, encode, garbled
+from orchestrator.hops.transport import decoded, garbled
 
 Take = Callable[[EngineAnswer], None]
 
@@ -38,7 +39,7 @@ class DecodeStream:
         self,
         client: DecodeClient,
         url: str,
-        body: bytes,
+        body: Pieces,
         headers: Mapping[str, str],
         take: Take,
         first_timeout: float,
@@ -249,7 +250,7 @@ class DecodeClient:
     ) -> DecodeStream:
         """``first_timeout`` of this leg, where it is another."""
         wait = self.first_timeout if first_timeout is None else first_timeout
-        return DecodeStream(self, base_url + GENERATE, encode(request), headers, take, wait)
+        return DecodeStream(self, base_url + GENERATE, written(request), headers, take, wait)
 
 
 def _read(url: str, payload: bytes) -> EngineAnswer:

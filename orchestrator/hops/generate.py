@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.core.long_strings import written
 from orchestrator.hops.errors import HopName
 from orchestrator.hops.messages import EngineAnswer
-from orchestrator.hops.transport import Transport, decoded, encode
+from orchestrator.hops.transport import Transport, decoded
 
 GENERATE = "/inference/v1/generate"
 
@@ -26,5 +27,5 @@ async def whole_answer(
 ) -> EngineAnswer:
     """Of a request that does not stream. Raises ``HopError``."""
     url = base_url + GENERATE
-    reply = await transport.call(hop, "POST", url, encode(request), budget=budget, headers=headers)
+    reply = await transport.call(hop, "POST", url, written(request), budget=budget, headers=headers)
     return decoded(ANSWERS, hop, url, reply.body)

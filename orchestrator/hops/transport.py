@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final, TypeVar
 
 import msgspec
 from yarl import URL
 
+from orchestrator.core.long_strings import Pieces
 from orchestrator.hops import websocket
 from orchestrator.hops.connections import Connections
 from orchestrator.hops.errors import Garbled, HopError, HopName, TimedOut, TooLarge, error_from_answer
@@ -41,8 +43,8 @@ class _Whole:
         self._max_error_bytes = max_error_bytes
         self._status = 0
         self._headers: Mapping[str, str] = {}
-        self._parts: list[bytes] = []
-        self._size = 0
+        # Its bytes are taken out without a copy, which those of a list of pieces are joined in.
+        self._body = BytesIO()
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status, self._headers = status, headers
@@ -50,12 +52,12 @@ class _Whole:
     def body(self, piece: bytes) -> None:
         if self.reply.done():
             return
-        self._parts.append(piece)
-        self._size += len(piece)
+        self._body.write(piece)
+        size = self._body.tell()
         if self._status != 200:
-            if self._size >= self._max_error_bytes:
+            if size >= self._max_error_bytes:
                 self.complete()
-        elif self._size > self._max_reply_bytes:
+        elif size > self._max_reply_bytes:
             self.failed(self._too_large())
 
     def _too_large(self) -> HopError:
@@ -68,7 +70,7 @@ class _Whole:
 
     def complete(self) -> None:
         if not self.reply.done():
-            body = b"".join(self._parts)
+            body = self._body.getvalue()
             if self._status != 200:
                 body = body[: self._max_error_bytes]
             self.reply.set_result(Reply(self._status, self._headers, body))
@@ -109,7 +111,7 @@ class Transport:
         hop: HopName,
         method: str,
         url: str,
-        body: bytes | None,
+        body: bytes | Pieces | None,
         *,
         budget: float,
         headers: Mapping[str, str] | None = None,
@@ -148,7 +150,7 @@ class Transport:
         hop: HopName,
         method: str,
         url: str,
-        body: bytes | None,
+        body: bytes | Pieces | None,
         headers: Mapping[str, str],
         budget: float,
     ) -> Reply:

@@ -21,6 +21,7 @@ from orchestrator.core.encoding import (
     with_encodings,
 )
 from orchestrator.core.legs import RenderedPrompt, decode_leg, prefill_leg, read_render_reply
+from orchestrator.core.long_strings import written
 
 FEATURES: dict[str, Any] = {
     "mm_hashes": {"image": ["a", "b", "a"], "video": ["v"]},
@@ -50,7 +51,7 @@ def prompt(**features: Any) -> RenderedPrompt:
 
 
 def sent(request: dict[str, Any]) -> Any:
-    return json.loads(msgspec.json.encode(request))
+    return json.loads(b"".join(written(request)))
 
 
 def test_an_encoder_is_sent_one_image_alone() -> None:

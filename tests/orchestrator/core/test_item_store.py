@@ -10,7 +10,7 @@ import msgspec
 
 from orchestrator.core.item_store import NAMED, ItemStore
 from orchestrator.core.legs import prefill_leg, read_render_reply, with_known_data
-from orchestrator.core.long_strings import LONG
+from orchestrator.core.long_strings import LONG, written
 
 DATA = "QUJD" * (LONG // 4)
 FEATURES: dict[str, Any] = {
@@ -51,7 +51,7 @@ def test_what_is_known_is_put_in() -> None:
     whole = with_known_data(prompt, store.latest())
     assert not whole.lacks_data
     assert [item.data_bytes for item in whole.media] == [LONG + 2, LONG + 6, LONG + 2]
-    leg = json.loads(msgspec.json.encode(prefill_leg(whole, "x", "top")))
+    leg = json.loads(b"".join(written(prefill_leg(whole, "x", "top"))))
     assert leg["features"] == FEATURES | {"kwargs_data": {"image": [DATA, DATA + "Qg==", DATA]}}
     # It is kept for the prompt's time, whatever becomes of the store.
     assert whole.features_bytes > 3 * LONG

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from orchestrator.core.legs import (
     read_render_reply,
     unsupported_feature,
 )
+from orchestrator.core.long_strings import written
 
 REPLY: dict[str, Any] = {
     "request_id": "chatcmpl-client",
@@ -58,7 +58,7 @@ PARAMS = {"do_remote_prefill": True, "remote_host": "p"}
 
 
 def wire(leg: dict[str, Any]) -> dict[str, Any]:
-    decoded: dict[str, Any] = json.loads(msgspec.json.encode(leg))
+    decoded: dict[str, Any] = json.loads(b"".join(written(leg)))
     return decoded
 
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.long_strings import LONG, cut, reference, referred, restored, size_of
+from orchestrator.core.long_strings import (
+    LONG,
+    Apart,
+    cut,
+    reference,
+    referred,
+    size_of,
+    with_strings,
+    written,
+)  # fmt: skip
 
 KEY = b'"data":'
 FILL = "QUJD" * (LONG // 4)
@@ -31,7 +40,8 @@ def texts() -> st.SearchStrategy[Any]:
 def test_what_was_cut_is_put_in_again(before: Any, after: Any, comma: str) -> None:
     given_text = json.dumps({"a": before, "data": after, "b": before}, separators=(comma, ":")).encode()
     text, strings = cut(given_text, KEY)
-    assert restored(msgspec.Raw(text), strings) == msgspec.Raw(given_text)
+    value = with_strings(msgspec.Raw(text), strings)
+    assert b"".join(value.pieces() if isinstance(value, Apart) else [bytes(value)]) == given_text
     if strings:
         assert len(text) < len(given_text) - len(strings) * (LONG - 20)
         json.loads(text)
@@ -67,4 +77,19 @@ def test_what_looks_like_a_reference_is_none_where_nothing_was_cut() -> None:
 )
 def test_other_texts_stay_as_they_are(text: bytes) -> None:
     assert cut(text, KEY) == (text, ())
-    assert restored(msgspec.Raw(text), ()) == msgspec.Raw(text)
+
+
+@pytest.mark.parametrize("others", [{}, {"request_id": "\x010", "n": 1}])
+def test_strings_are_sent_from_where_they_are(others: dict[str, Any]) -> None:
+    given_text = json.dumps({"data": ["x", FILL, FILL + "y"]}, separators=(",", ":")).encode()
+    text, strings = cut(given_text, KEY)
+    pieces = written({**others, "features": with_strings(msgspec.Raw(text), strings)})
+    assert json.loads(b"".join(pieces)) == {**others, "features": json.loads(given_text)}
+    assert [piece.obj for piece in pieces if isinstance(piece, memoryview)] == [given_text] * 2
+    assert sum(len(piece) for piece in pieces if isinstance(piece, bytes)) < 200
+
+
+def test_a_request_without_long_strings_is_one_piece() -> None:
+    for features in (with_strings(reference(0), ()), None):
+        request = {"n": 1, "features": features}
+        assert written(request) == [msgspec.json.encode(request)]

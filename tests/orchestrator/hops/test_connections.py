@@ -110,6 +110,19 @@ async def test_a_connection_is_used_again() -> None:
         assert server.requests[0].startswith(b"POST /x HTTP/1.1\r\nHost: 127.0.0.1:")
 
 
+async def test_the_pieces_of_a_body_are_sent_in_their_order() -> None:
+    server = Server(OK)
+    async with serving(server) as connections:
+        large = b"0123456789" * 300_000
+        pieces = [b"[", memoryview(large)[7:], b"]"]
+        handler = Collected()
+        await connections.send("decode", "POST", server.url, pieces, {}, handler)
+        await handler.ended.wait()
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+        assert body == b"[" + large[7:] + b"]"
+        assert f"Content-Length: {len(body)}".encode() in head
+
+
 async def test_a_handler_that_is_done_cannot_disturb_the_next() -> None:
     server = Server(OK)
     async with serving(server) as connections:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.protocol.anthropic import MessagesRequest
@@ -16,34 +16,8 @@ from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.completions import CompletionRequest
 from render_tier.protocol.errors import ApiError
 from render_tier.protocol.generate import GenerateRequest
-from render_tier.server.endpoints import build_endpoints
-from render_tier.server.metrics import build_metrics
-from render_tier.server.service import Service
-from render_tier.settings import Settings
+from tests.support.odd_bodies import JSON, MANY, SCALAR, body
 
-SCALAR = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 5),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(["auto", "none", "required", "user", "text", "json_object", "\ud800", "{}", "x" * 300]),
-)
-JSON = st.recursive(
-    SCALAR,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["type", "text", "role", "content", "function", "name", "json", "prompt_token_ids", "a"]
-            ),
-            inner,
-            max_size=3,
-        )
-    ),
-    max_leaves=6,
-)
 MESSAGE = st.fixed_dictionaries(
     {},
     optional={
@@ -65,16 +39,6 @@ MESSAGE = st.fixed_dictionaries(
     },
 )
 MESSAGES = st.lists(MESSAGE, max_size=3) | JSON
-
-
-def body(model: type[Any], required: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Some fields of a request model with any JSON in them."""
-    names = [name for name in model.model_fields if name not in required]
-    return st.builds(
-        lambda base, extra: {**base, **extra},
-        st.fixed_dictionaries(required),
-        st.dictionaries(st.sampled_from(names), JSON, max_size=4),
-    )
 
 
 CHAT = body(ChatCompletionRequest, {"messages": MESSAGES})
@@ -137,31 +101,6 @@ DERENDER = st.fixed_dictionaries(
         "context": SCALAR,
     },
 )
-
-
-def encode(value: Any) -> bytes:
-    """JSON as Python writes it: NaN, and surrogates as escapes."""
-    return json.dumps(value).encode()
-
-
-@pytest.fixture(scope="module")
-def answer(qwen3_settings: Settings, qwen3_service: Service) -> Any:
-    endpoints = build_endpoints(qwen3_settings, build_metrics())
-
-    def call(path: str, value: Any) -> Any:
-        """The decoded reply, or the ApiError."""
-        try:
-            return msgspec.json.decode(endpoints[path].handle(qwen3_service, encode(value), None).body)
-        except ApiError as error:
-            refused = error
-        assert 400 <= refused.status < 500, refused
-        assert msgspec.json.decode(refused.encode())["error"]["code"] == refused.status
-        return refused
-
-    return call
-
-
-MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
 def nested(depth: int) -> Any:

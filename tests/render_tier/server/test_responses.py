@@ -9,18 +9,15 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from render_tier.protocol.errors import ApiError
 from render_tier.protocol.generate import GenerateRequest
 from render_tier.protocol.response_stream import ResponseStream
 from render_tier.protocol.responses_request import ResponsesRequest
-from render_tier.server.endpoints import build_endpoints
-from render_tier.server.metrics import build_metrics
 from render_tier.server.service import Service
-from render_tier.settings import Settings
-from tests.render_tier.server.test_no_faults import JSON, SCALAR, body, encode
+from tests.support.odd_bodies import JSON, MANY, SCALAR, body
 from tests.support.render_app import QWEN3, load_service, settings_for
 from tests.support.session_client import served
 
@@ -56,23 +53,6 @@ TOOL = st.dictionaries(
 )
 ITEMS = st.lists(ITEM | MESSAGE, max_size=3) | SCALAR
 REQUEST = body(ResponsesRequest, {"input": ITEMS, "tools": st.lists(TOOL, max_size=2)})
-MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-
-
-@pytest.fixture(scope="module")
-def answer(qwen3_settings: Settings, qwen3_service: Service) -> Any:
-    endpoints = build_endpoints(qwen3_settings, build_metrics())
-
-    def call(path: str, value: Any) -> Any:
-        """The decoded reply, or the ApiError."""
-        try:
-            return msgspec.json.decode(endpoints[path].handle(qwen3_service, encode(value), None).body)
-        except ApiError as error:
-            refused = error
-        assert 400 <= refused.status < 500, refused
-        return refused
-
-    return call
 
 
 @MANY

@@ -149,8 +149,15 @@ async def _watch(receive: Receive, exchange: Exchange) -> None:
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], services: Services) -> bytes:
-    """Raises ``ApiError`` for a body that is too large or too slow, ``ClientLeft`` for one that ends
-    early."""
+    """Raises ``ApiError`` for a body that is compressed, too large or too slow, ``ClientLeft`` for one that
+    ends early."""
+    coding = headers.get("content-encoding", "").strip()
+    if coding.lower() not in ("", "identity"):
+        raise ApiError(
+            f"Content-Encoding {coding[:40]!r} is not supported: bodies are read as they are",
+            status=415,
+            type="Unsupported Media Type",
+        )
     limit = services.settings.limits.body_bytes
     too_large = PayloadTooLarge(f"the body exceeds {limit} bytes")
     length = headers.get("content-length", "")

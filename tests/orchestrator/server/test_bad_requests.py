@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -65,6 +66,20 @@ async def test_a_number_that_is_out_of_range_is_named(
         assert answer.status_code == 400
         assert f"{name}: " in answer.text
         assert "out of range" in answer.text
+        await stack.settled()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_compressed_body_is_refused_by_name(launch: Launch, path: str) -> None:
+    async with launch() as stack:
+        headers = {"content-type": "application/json", "content-encoding": "gzip"}
+        answer = await stack.http.post(
+            path, content=gzip.compress(json.dumps(GOOD).encode()), headers=headers
+        )
+        assert answer.status_code == 415
+        assert "Content-Encoding 'gzip' is not supported" in answer.json()["error"]["message"]
+        same = await stack.http.post(path, json=GOOD, headers={"content-encoding": "identity"})
+        assert same.status_code != 415
         await stack.settled()
 
 

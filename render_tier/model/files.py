@@ -23,8 +23,11 @@ HUB_PATTERNS = (
     "tekken.json",
     "tokenizer.model.v*",
     "tokenizer.mm.model.v*",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
-"""What a text renderer reads of a model repository."""
+"""What is read of a model repository."""
 
 
 class ModelLoadError(Exception):

@@ -102,7 +102,8 @@ class Settings(BaseModel):
     mm_processor_kwargs: dict[str, Any] = {}
     """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
     media_io_kwargs: dict[str, dict[str, Any]] = {}
-    """How images are read, as {"image": {"rgba_background_color": [0, 0, 0]}} (JSON)."""
+    """How media are read, as {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"num_frames": 40}}
+    (JSON)."""
     trust_request_mm_kwargs: bool = False
     """Whether requests may say how their images are processed (`mm_processor_kwargs`) and read
     (`media_io_kwargs`)."""

@@ -24,7 +24,7 @@ from render_tier.multimodal.processors.video import VideoProcessor
 from render_tier.multimodal.processors.video_choice import video_processor
 from render_tier.multimodal.scopes import SCOPES, Kind, over, settings_for
 from render_tier.multimodal.videos.opening import VideoOpener
-from render_tier.multimodal.videos.options import video_options
+from render_tier.multimodal.videos.options import reading_over, video_options
 from render_tier.multimodal.videos.prepared import VideoPreparation
 
 KNOWN_CHARS = 16
@@ -64,11 +64,11 @@ class Vision:
         processor_with: Callable[[Mapping[str, Any]], ImageProcessor],
         videos: VideoPreparation | None = None,
         video_processor_with: Callable[[Mapping[str, Any]], VideoProcessor] | None = None,
-        reading: Mapping[str, Any] | None = None,
+        reading: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """``preparation``: of images. ``processor_with``: the model's processor with settings of a request;
         raises UnsupportedProcessor. ``videos``, ``video_processor_with``: None where they are not taken.
-        ``reading``: how images are read where a request does not say (`media_io_kwargs` of images). Raises
+        ``reading``: how media are read where a request does not say (`media_io_kwargs`). Raises
         OptionRefused."""
         self.videos = videos
         self._processor_with = processor_with
@@ -78,6 +78,7 @@ class Vision:
         """Where a request says nothing of it."""
         if reading:
             self.preparation = self._prepared_with({}, {})
+            self.videos = self._videos_with({}, {}, self.preparation)
 
     @property
     def marks(self) -> Mapping[Modality, tuple[str, str, Spelled | None]]:
@@ -113,10 +114,13 @@ class Vision:
         self, mm_processor_kwargs: Mapping[str, Any], media_io_kwargs: Mapping[str, Mapping[str, Any]]
     ) -> ImagePreparation:
         usual = self.preparation
-        reading = {**media_io_kwargs, "image": {**self._reading, **media_io_kwargs.get("image", {})}}
+        reading = {
+            **media_io_kwargs,
+            "image": {**self._reading.get("image", {}), **media_io_kwargs.get("image", {})},
+        }
         options = image_options(
             mm_processor_kwargs,
-            reading,
+            {**media_io_kwargs, "image": of_images},
             processor=usual.processor,
             most=usual.max_pixels,
             of_videos=() if self.videos is None else settings_of(self.videos.processor),
@@ -133,21 +137,29 @@ class Vision:
     ) -> VideoPreparation | None:
         """As a request says; None where videos are not taken. ``images``: `prepared_with` of the same. Raises
         OptionRefused."""
+        if not mm_processor_kwargs and not media_io_kwargs:
+            return self.videos
+        return self._videos_with(mm_processor_kwargs or {}, media_io_kwargs or {}, images)
+
+    def _videos_with(
+        self,
+        mm_processor_kwargs: Mapping[str, Any],
+        media_io_kwargs: Mapping[str, Mapping[str, Any]],
+        images: ImagePreparation,
+    ) -> VideoPreparation | None:
         usual = self.videos
         if usual is None or self._video_processor_with is None:
-            if (scope := SCOPES["video"]) in (mm_processor_kwargs or {}):
+            if (scope := SCOPES["video"]) in mm_processor_kwargs:
                 raise OptionRefused(f"{PROCESSOR}.{scope}", "no videos are taken of this model")
             return None
         options = video_options(
-            mm_processor_kwargs or {},
-            (media_io_kwargs or {}).get("video", {}),
+            mm_processor_kwargs,
+            reading_over(self._reading.get("video", {}), media_io_kwargs.get("video", {})),
             images.background,
             known=settings_of(usual.processor),
             of_images=settings_of(images.processor),
             most=usual.max_pixels,
         )
-        if not options:
-            return usual
         with _as_refusal():
             processor = self._video_processor_with(options.processor)
         return usual.with_options(options, processor)
@@ -201,7 +213,7 @@ def open_vision(
     video_opener: VideoOpener | None = None,
 ) -> Vision | None:
     """None for a model whose images are not taken here. ``dtype``: of pixel values in engines, "auto" for the
-    model's own. ``media_io_kwargs``: where a request says nothing else; of images alone.
+    model's own. ``media_io_kwargs``: where a request says nothing else.
     ``engine_normalizes``: whether engines do, where the family can leave it to them.
     ``in_runs``: what they are given of an image whose embeddings are in several runs. ``video_opener``: None
     where videos are not to be taken. Raises ModelLoadError."""
@@ -240,12 +252,13 @@ def open_vision(
             max_pixels=max_pixels,
             cache_bytes=cache_bytes,
         )
-        if unknown := media_io_kwargs.keys() - {"image"}:
-            raise ModelLoadError(f"--media-io-kwargs: {min(unknown)!r} is not taken here; image is")
-        reading = media_io_kwargs.get("image")
+        if unknown := media_io_kwargs.keys() - SCOPES:
+            raise ModelLoadError(
+                f"--media-io-kwargs: {min(unknown)!r} is not taken here; image and video are"
+            )
         if form is None or video_opener is None:
             _check_known(processor_kwargs, preparation.processor)
-            return Vision(preparation, processor_with, reading=reading)
+            return Vision(preparation, processor_with, reading=media_io_kwargs)
         videos = VideoPreparation(
             form,
             video_processor_with({}),
@@ -256,7 +269,7 @@ def open_vision(
             cache=preparation.cache,
         )
         _check_known(processor_kwargs, preparation.processor, videos.processor)
-        return Vision(preparation, processor_with, videos, video_processor_with, reading)
+        return Vision(preparation, processor_with, videos, video_processor_with, media_io_kwargs)
     except UnsupportedProcessor as error:
         raise ModelLoadError(str(error)) from None
     except OptionRefused as error:

@@ -60,6 +60,16 @@ class VideoOptions:
         return hashlib.sha256(msgspec.json.encode(self.hash_factors)).digest()
 
 
+def reading_over(usual: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The operator's `media_io_kwargs` of videos with a request's laid over them: one that says how many
+    frames and not how fast, or the other way round, has nothing of the operator's other number."""
+    kept = dict(usual)
+    for said, other in ((FRAMES, RATE), (RATE, FRAMES)):
+        if said in asked and other not in asked:
+            kept.pop(other, None)
+    return {**kept, **asked}
+
+
 def video_options(
     mm_processor_kwargs: Mapping[str, Any],
     reading: Mapping[str, Any],

@@ -68,7 +68,8 @@ class VideoPreparation:
     @property
     def settings_digest(self) -> bytes:
         """Of what decides what becomes of a video, but not of an image."""
-        return self._processor.settings_digest
+        said = self._options.digest if self._options else b""
+        return self._processor.settings_digest + said
 
     def close(self) -> None:
         """End the processes that are kept for the next video."""

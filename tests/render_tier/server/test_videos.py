@@ -40,6 +40,7 @@ from tests.support.video_corpus import (
     film,
     frames_url,
     image_part,
+    optional_contents,
     part,
     processed_chats,
     text,
@@ -295,6 +296,49 @@ async def test_a_requests_settings_are_laid_over_the_servers(
         answer = (await client.post(PATH, json=chat(SMALL, mm_processor_kwargs=asked))).json()
     (item,) = answer["features"]["kwargs_data"]["video"]
     assert read_item(item)["pixel_values_videos"]["tensor"][1][0] == patches
+
+
+async def test_a_server_reads_videos_as_its_settings_say(services: dict[str, Service]) -> None:
+    """As where a request says the same, hashes too, as in vLLM; a request's own wish goes before."""
+    videos = [parts for title, parts in optional_contents().items() if title in ("a list", "a file")]
+    said: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"num_frames": 3, "fps": 5.0}),
+        ({"fps": 4.0}, {"fps": 4.0}),
+        ({"num_frames": 2}, {"num_frames": 2}),
+        ({"num_frames": 2, "fps": 0.5}, {"num_frames": 2, "fps": 0.5}),
+    ]
+    usual = {"video": {"num_frames": 3, "fps": 5.0}}
+    async with (
+        served(services["qwen2_5_vl"], trust_request_mm_kwargs=True) as plain,
+        served(services["qwen2_5_vl"], trust_request_mm_kwargs=True, media_io_kwargs=usual) as set_so,
+    ):
+        for parts in videos:
+            for asked, counts in said:
+                body, same = (chat(*parts, media_io_kwargs={"video": each}) for each in (asked, counts))
+                answer, expected = await set_so.post(PATH, json=body), await plain.post(PATH, json=same)
+                assert answer.status_code == 200
+                assert answer.json()["features"] == expected.json()["features"], asked
+
+
+def test_a_fingerprint_tells_how_videos_are_read(services: dict[str, Service]) -> None:
+    assets = services["qwen2_5_vl"].assets
+
+    def fingerprint(**changes: Any) -> str:
+        return Service(settings_for(assets.directory, **changes), assets).assets.fingerprint
+
+    assert fingerprint() != fingerprint(media_io_kwargs={"video": {"num_frames": 3}})
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [({"num_frames": -1}, "from 1 to 768"), ({"backend": "pyav"}, "media_io_kwargs.video.backend")],
+)
+def test_a_server_does_not_start_with_settings_of_videos_that_are_none(
+    services: dict[str, Service], reading: dict[str, Any], message: str
+) -> None:
+    served = services["qwen2_5_vl"].assets
+    with pytest.raises(ModelLoadError, match=f"--media-io-kwargs.*{message}"):
+        Service(settings_for(served.directory, media_io_kwargs={"video": reading}), served)
 
 
 def test_a_server_does_not_start_with_settings_that_its_processor_of_videos_does_not_have(

@@ -114,10 +114,7 @@ class Vision:
         self, mm_processor_kwargs: Mapping[str, Any], media_io_kwargs: Mapping[str, Mapping[str, Any]]
     ) -> ImagePreparation:
         usual = self.preparation
-        reading = {
-            **media_io_kwargs,
-            "image": {**self._reading.get("image", {}), **media_io_kwargs.get("image", {})},
-        }
+        of_images = {**self._reading.get("image", {}), **media_io_kwargs.get("image", {})}
         options = image_options(
             mm_processor_kwargs,
             {**media_io_kwargs, "image": of_images},

@@ -4,7 +4,8 @@ uvicorn leaves the size and the time of a request's head open, and reads on for 
 need the whole body. Here a head has ``head_bytes`` and ``head_seconds``, from the first byte that the
 connection may send; what is left of a body after its answer has ``head_seconds`` too. Framing that two
 readers could read differently is refused: by llhttp itself (two lengths, a length beside chunks, folded
-lines, bare control characters), and here what it lets pass (two hosts or none, HTTP/0.9).
+lines, bare control characters), and here what it lets pass (two hosts or none, HTTP/0.9). A client that does
+not read its answer holds what that is made of, so there is a bound on that too, where it is asked for.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from render_tier.protocol.errors import ErrorBody, ErrorInfo
 TOO_LARGE = "The request's head is too large."
 
 
-def bounded_http(head_bytes: int, head_seconds: float) -> type[HttpToolsProtocol]:
-    """For uvicorn's option ``http``."""
-    bounds = {"head_bytes": head_bytes, "head_seconds": head_seconds}
+def bounded_http(
+    head_bytes: int, head_seconds: float, read_seconds: float | None = None
+) -> type[HttpToolsProtocol]:
+    """For uvicorn's option ``http``. ``read_seconds``: that a client may take to read what is written at a
+    time, before its connection is cut; None for as long as it likes."""
+    bounds = {"head_bytes": head_bytes, "head_seconds": head_seconds, "read_seconds": read_seconds}
     return type("BoundedHttp", (_BoundedHttp,), bounds)
 
 
 class _BoundedHttp(HttpToolsProtocol):
     head_bytes: int
     head_seconds: float
+    read_seconds: float | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,6 +42,8 @@ class _BoundedHttp(HttpToolsProtocol):
         self._head_size = 0
         """Bytes that have come of a head which has begun; 0: of none."""
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        """Runs while a client has much left to read."""
         self._refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,7 +52,23 @@ class _BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._has_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.read_seconds is not None and self._unread is None:
+            # To close it in order would wait for the client too.
+            self._unread = self.loop.call_later(self.read_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._has_read()
+        super().resume_writing()
+
+    def _has_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

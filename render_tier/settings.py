@@ -194,6 +194,8 @@ class Settings(BaseModel):
     """Largest request body."""
     body_timeout: float = Field(default=30.0, gt=0)
     """Seconds in which a request body must have arrived."""
+    send_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a client may take to read a reply, or each image of one, before it is cut off."""
     inline_body_bytes: int = Field(default=4096, ge=0)
     """Smaller requests are answered on the event loop: a thread costs more than they do."""
     inline_chunk_bytes: int = Field(default=16384, ge=0)

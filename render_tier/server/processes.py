@@ -48,7 +48,7 @@ def server_options(settings: Settings) -> dict[str, Any]:
     """uvicorn's."""
     return {
         "loop": "uvloop",
-        "http": bounded_http(settings.max_header_bytes, settings.header_timeout),
+        "http": bounded_http(settings.max_header_bytes, settings.header_timeout, settings.send_timeout),
         "ws": "websockets-sansio",
         "ws_max_size": settings.max_body_bytes,
         "ws_per_message_deflate": False,

@@ -183,8 +183,9 @@ class ImagePreparation:
         return other
 
     def key(self, data: bytes) -> bytes:
-        digest = blake3(data).digest()
-        return blake3(self._options.digest + digest).digest() if self._options else digest
+        # A digest of digests in any case: nothing that a client may send as a file has the key of another.
+        said = self._options.digest if self._options else b""
+        return blake3(said + blake3(data).digest()).digest()
 
     def hash_of_name(self, uuid: str) -> str:
         """Of an image that the client tells apart by a name."""

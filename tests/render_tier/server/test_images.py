@@ -15,9 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+from blake3 import blake3
 
 from orchestrator.core.legs import read_render_reply
 from render_tier.model import ModelLoadError
+from render_tier.multimodal.options import ImageOptions
 from render_tier.multimodal.prepared import ImagePreparation, ItemCache
 from render_tier.protocol.chat import ChatCompletionRequest
 from render_tier.protocol.errors import BadRequest
@@ -197,6 +199,16 @@ async def test_an_image_is_kept_for_each_way_of_processing_it(serve: Any) -> Non
         assert counted.json()["count"] == len(answer["token_ids"])
     metrics = (await server.client.get("/metrics")).text
     assert 'render_tier_images_total{result="kept"} 4.0' in metrics
+
+
+async def test_no_other_file_has_the_key_of_an_image(serve: Any) -> None:
+    """Who knows its hash, and what was said of it, has not got the image."""
+    server = await serve(trust_request_mm_kwargs=True)
+    data, said = file(picture(64, 48, seed=32)), {"max_pixels": 3136}
+    assert (await server.render(chat(part(data), mm_processor_kwargs=said))).status_code == 200
+    forged = ImageOptions(said).digest + blake3(data).digest()
+    status, error = await server.error(chat(part(forged)))
+    assert (status, "not a readable image" in error["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support import vllm
@@ -77,6 +78,20 @@ def render_tier(qwen3_dir: Path, server_logs: Path) -> Iterator[ServerProcess]:
     options = ("--served-model-name", "qwen3", *vllm.RENDER_OPTIONS)
     with render_tier_server(qwen3_dir, *options, log_dir=server_logs) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def peer(vllm_render: ServerProcess) -> Iterator[httpx.Client]:
+    """Of vLLM's."""
+    with httpx.Client(base_url=vllm_render.url, timeout=120, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ours(render_tier: ServerProcess) -> Iterator[httpx.Client]:
+    """Of this project's, to be held against vLLM's."""
+    with httpx.Client(base_url=render_tier.url, timeout=120, trust_env=False) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

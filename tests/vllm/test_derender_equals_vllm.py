@@ -6,7 +6,6 @@ Each case that differs on purpose is in `DELIBERATE` with its reason, and must r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.corpus import parser_cases
-from tests.support.processes import ServerProcess
 
 CASES = {case["id"].partition("/")[2]: case for case in parser_cases("hermes_qwen3")}
 
@@ -32,18 +30,6 @@ TEXTS = [
     "<think>\n\n</think>\n\nplain",
     "a" * 400,
 ]
-
-
-@pytest.fixture(scope="module")
-def peer(vllm_render: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=vllm_render.url, timeout=120, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ours(render_tier: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=render_tier.url, timeout=120, trust_env=False) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

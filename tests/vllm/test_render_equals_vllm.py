@@ -6,7 +6,6 @@ Differences that are intended are taken out by `comparable`, one by one, with th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import httpx
 import pytest
 
 from tests.support import messages_corpus
-from tests.support.processes import ServerProcess
 from tests.support.render_corpus import comparable as corpus_comparable
 from tests.support.render_corpus import without_eos
 from tests.vllm.render_bodies import CHAT, COMPLETIONS
@@ -31,18 +29,6 @@ DEFAULTS: dict[str, Any] = {
 
 DERIVED = {"skip_clone", "skip_reading_prefix_cache", "output_text_buffer_length"}
 """vLLM's internal bookkeeping that reaches its wire; an engine computes it again from the other fields."""
-
-
-@pytest.fixture(scope="module")
-def peer(vllm_render: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=vllm_render.url, timeout=120, trust_env=False) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ours(render_tier: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=render_tier.url, timeout=120, trust_env=False) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,8 @@ class Vision:
             "image": (family.mark, family.token, family.spelled)
         }
         if self.videos is not None:
-            shown["video"] = self.videos.form.mark, self.videos.form.token, None
+            form = self.videos.form
+            shown["video"] = form.mark, form.token, form.spelled
         return shown
 
     @property

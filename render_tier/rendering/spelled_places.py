@@ -38,7 +38,7 @@ def with_stand_ins(
     """``written``: how a special token is written in ``text``."""
     for mark in marks:
         assert mark.spelled is not None
-        text = text.replace(mark.token, written(mark.spelled.stand_in))
+        text = text.replace(mark.token, mark.spelled.lead + written(mark.spelled.stand_in))
     return text
 
 
@@ -46,19 +46,20 @@ def stand_ins_in(ids: list[int], text: str, marks: Sequence[Mark]) -> list[int] 
     """``ids``, those of ``text``, with stand-ins; None where they do not hold every place by itself."""
     for mark in marks:
         assert mark.spelled is not None
-        ids, found = _replaced(ids, mark.spelled.ids, mark.spelled.stand_in_id)
+        stand_in = *mark.spelled.lead_ids, mark.spelled.stand_in_id
+        ids, found = _replaced(ids, mark.spelled.ids, stand_in)
         if found != text.count(mark.token):
             return None
     return ids
 
 
-def _replaced(ids: list[int], searched: tuple[int, ...], stand_in: int) -> tuple[list[int], int]:
-    """With one token for each occurrence, and how many those are."""
+def _replaced(ids: list[int], searched: tuple[int, ...], stand_in: tuple[int, ...]) -> tuple[list[int], int]:
+    """With ``stand_in`` for each occurrence, and how many those are."""
     made: list[int] = []
     at = found = 0
     while at < len(ids):
         if ids[at] == searched[0] and tuple(ids[at : at + len(searched)]) == searched:
-            made.append(stand_in)
+            made += stand_in
             at += len(searched)
             found += 1
         else:

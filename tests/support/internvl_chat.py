@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PLACE = "<image>"
+PLACES = ("<image>", "<video>")
 TOKENS = ("<img>", "</img>", "<IMG_CONTEXT>")
 MODULE = "configuration_internvl_chat"
 CODE = """

@@ -70,7 +70,7 @@ class SeeingModel:
     overrides: Json = field(default_factory=dict)
     """The operator's `mm_processor_kwargs`."""
     spelled: bool = False
-    """Whether its tokenizer has no token for an image's place."""
+    """Whether its tokenizer has no token for the place of an image, or of a video."""
 
 
 def _qwen2_5_vl() -> SeeingModel:
@@ -234,7 +234,8 @@ def _tokenizer(*, spelled: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<none>" if spelled and token == internvl_chat.PLACE else token for token in SPECIAL]
+    places = internvl_chat.PLACES if spelled else ()
+    special = [f"<no {token[1:]}" if token in places else token for token in SPECIAL]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in LINES])
     return tokenizer

@@ -78,8 +78,9 @@ QWEN3_VL: Json = {
     },
 }
 _QWEN3_STEPS: Json = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **HALF}
-TILED = "internvl_small"
-_INTERNVL = tiled_models.MODELS[TILED]
+TILED, CHAT = "internvl_small", "internvl_chat"
+"""Those that are tiled models too."""
+_INTERNVL, _CHAT = tiled_models.MODELS[TILED], tiled_models.MODELS[CHAT].config
 _QWEN3_FILES: Mapping[str, Json] = {
     "preprocessor_config.json": {
         "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -133,13 +134,14 @@ MODELS: Mapping[str, Mapping[str, Json]] = {
             **IMAGENET,
         },
     },
+    CHAT: {"config.json": {**_CHAT, "vision_config": {**_CHAT["vision_config"], "image_size": 112}}},
 }
 """By name, the files of each."""
 
 
 def lay_out(name: str, tokenizer: Path, target: Path) -> Path:
     """Write the model's directory; ``tokenizer`` is that of Qwen3's."""
-    if name == TILED:
+    if name in (TILED, CHAT):
         tiled_models.lay_out(name, tokenizer.parent, target)
     else:
         target.mkdir(parents=True)

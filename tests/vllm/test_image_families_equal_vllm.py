@@ -67,8 +67,8 @@ FILMS: dict[str, list[dict[str, Any]]] = {
         {"role": "user", "content": [ONE, text("See"), video_corpus.part(file_url("h264.mp4"))]}
     ],
 }
-SHOWN_FILMS = ("qwen2_5_vl", "qwen3_vl", "internvl")
-IN_RUNS = ("qwen3_vl", "internvl")
+SHOWN_FILMS = ("qwen2_5_vl", "qwen3_vl", "internvl", "internvl_chat")
+IN_RUNS = ("qwen3_vl", "internvl", "internvl_chat")
 """Their films are items of the modality "video" to vLLM, and an image of each run to an engine that our
 render tells."""
 

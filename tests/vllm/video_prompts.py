@@ -20,6 +20,7 @@ import transformers
 
 import vllm
 from tests.support.image_corpus import read_item
+from tests.support.video_models import CHAT
 from vllm.config import ModelConfig
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item
 from vllm.multimodal import MULTIMODAL_REGISTRY
@@ -31,7 +32,8 @@ from vllm.renderers.chat_utils import parse_chat_messages_async
 
 class Model:
     def __init__(self, directory: str) -> None:
-        self.config = ModelConfig(model=directory, enforce_eager=True)
+        self.config = ModelConfig(model=directory, enforce_eager=True, trust_remote_code=True)
+        self._format = "string" if directory == CHAT else "openai"
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.tokenizer = self.processor.info.get_tokenizer()
 
@@ -41,7 +43,7 @@ class Model:
         media_io_kwargs = options.get("media_io_kwargs")
         try:
             conversation, data, uuids = asyncio.run(
-                parse_chat_messages_async(messages, self.config, "openai", media_io_kwargs)
+                parse_chat_messages_async(messages, self.config, self._format, media_io_kwargs)
             )
         except Exception as error:
             return {"error": str(error)}

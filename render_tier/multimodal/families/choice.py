@@ -9,7 +9,7 @@ from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family
 from render_tier.multimodal.families.gemma3 import gemma3
 from render_tier.multimodal.families.internvl import internvl, internvl_video
-from render_tier.multimodal.families.internvl_chat import internvl_chat
+from render_tier.multimodal.families.internvl_chat import internvl_chat, internvl_chat_video
 from render_tier.multimodal.families.llava import LLAVA_TOWERS, llava, llava_next
 from render_tier.multimodal.families.mistral import mistral
 from render_tier.multimodal.families.qwen_vl import qwen_video, qwen_vl
@@ -54,4 +54,6 @@ def video_form_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Enc
         return qwen_video(config, vocabulary, encode)
     if model_type == "internvl":
         return internvl_video(config, vocabulary, encode)
+    if model_type == "internvl_chat":
+        return internvl_chat_video(config, vocabulary, encode)
     return None

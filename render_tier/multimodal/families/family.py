@@ -51,6 +51,9 @@ class Spelled:
     stand_in: str
     """The special token that takes its place in a prompt."""
     stand_in_id: int
+    lead: str = ""
+    """Text in front of that, which the tokenizer may join with what is before the place."""
+    lead_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

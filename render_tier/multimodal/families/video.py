@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from render_tier.multimodal.families.family import Field, Replacement
+from render_tier.multimodal.families.family import Field, Replacement, Spelled
 from render_tier.multimodal.item import Arrays
 
 
@@ -39,6 +39,8 @@ class VideoForm:
     fields: Mapping[str, Field]
     """The arrays that an engine is sent of an item, in vLLM's order."""
     replacement: Callable[[VideoPlaces], Replacement]
+    spelled: Spelled | None = None
+    """As of `Family`."""
     items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)
     """What the processor makes of a video, as many items as its replacement has runs."""
     positions_a_second: float = 0.0

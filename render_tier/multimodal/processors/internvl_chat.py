@@ -1,4 +1,5 @@
-"""InternVL (OpenGVLab's format): the image as a grid of square tiles, and a thumbnail of the whole.
+"""InternVL (OpenGVLab's format): the image as a grid of square tiles, and a thumbnail of the whole; each
+frame of a video as one tile.
 
 The format is that of the models' own code, which vLLM has too: settings are those of config.json, and Pillow
 resizes, with finer weights than torch's kernel (`resampling`).
@@ -7,7 +8,7 @@ resizes, with finer weights than torch's kernel (`resampling`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 from render_tier.multimodal.item import Arrays, ImageLayout, ProcessedImage, UnsupportedProcessor
 from render_tier.multimodal.processors.settings import Settings, digest
+from render_tier.multimodal.processors.video import VideoLayout
 
 NAME = "InternVLImageProcessor"
 DEFAULTS: dict[str, Any] = {
@@ -108,6 +110,30 @@ class InternVLChatProcessor:
             tile /= np.float32(255)
             tile -= MEAN
             tile /= STD
+
+
+@dataclass(frozen=True, slots=True)
+class InternVLChatVideoProcessor:
+    picture: InternVLChatProcessor
+    group: int = 1
+
+    @classmethod
+    def load(cls, config: Mapping[str, Any]) -> InternVLChatVideoProcessor:
+        """Raises UnsupportedProcessor."""
+        return cls(InternVLChatProcessor.load(config, {"dynamic_image_size": False}))
+
+    @property
+    def settings_digest(self) -> bytes:
+        return self.picture.settings_digest
+
+    def layout(self, frames: int, width: int, height: int) -> VideoLayout:
+        return VideoLayout(frames, self.picture.side, self.picture.side)
+
+    def process(self, frames: Iterable[npt.NDArray[np.uint8]], layout: VideoLayout) -> Arrays:
+        pixels = np.empty((layout.groups, 3, layout.height, layout.width), np.float32)
+        for number, frame in enumerate(frames):
+            (pixels[number],) = self.picture.process(frame).arrays["pixel_values_flat"]
+        return {"pixel_values_flat_video": pixels, "video_num_patches": np.array(layout.groups, np.int64)}
 
 
 @functools.lru_cache(maxsize=16)

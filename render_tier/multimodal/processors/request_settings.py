@@ -13,7 +13,10 @@ from typing import Literal
 from render_tier.multimodal.item import ImageProcessor
 from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
-from render_tier.multimodal.processors.internvl_chat import InternVLChatProcessor
+from render_tier.multimodal.processors.internvl_chat import (
+    InternVLChatProcessor,
+    InternVLChatVideoProcessor,
+)
 from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
@@ -63,5 +66,6 @@ def settings_of(processor: ImageProcessor | VideoProcessor) -> Mapping[str, Kind
 
 def all_settings_of(processor: ImageProcessor | VideoProcessor) -> frozenset[str]:
     """The names of those that an operator may say."""
-    steps = frozenset() if isinstance(processor, InternVLChatProcessor) else _STEPS
+    own = isinstance(processor, InternVLChatProcessor | InternVLChatVideoProcessor)
+    steps = frozenset() if own else _STEPS
     return steps | settings_of(processor).keys() | _OTHERS.get(type(processor), frozenset())

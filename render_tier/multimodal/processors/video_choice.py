@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.processors.internvl_chat import InternVLChatVideoProcessor
 from render_tier.multimodal.processors.internvl_video import INTERNVL, InternVLVideoProcessor
 from render_tier.multimodal.processors.qwen_video import QWEN2_VL, QWEN3_VL, QwenVideoProcessor
 from render_tier.multimodal.processors.video import VideoProcessor
@@ -42,6 +43,8 @@ def video_processor(
     whole, own, of_images = files
     given: Json = (whole or {}).get("video_processor") or own or of_images or {}
     model_type = config.get("model_type")
+    if model_type == "internvl_chat":
+        return InternVLChatVideoProcessor.load(config)
     name = _NAMES.get(str(model_type))
     declared = given.get("video_processor_type") or name
     if name is None or declared != name:

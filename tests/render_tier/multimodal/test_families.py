@@ -125,7 +125,7 @@ def test_a_video_of_internvl_is_a_line_for_each_frame() -> None:
 
 @pytest.mark.parametrize("has_place", [False, True])
 def test_internvls_own_format_has_a_place_that_may_be_no_token(has_place: bool) -> None:
-    config = {"model_type": "internvl_chat", "vision_config": {"patch_size": 14}, "downsample_ratio": 0.5}
+    config = {"model_type": "internvl_chat", "vision_config": {"image_size": 56}, "downsample_ratio": 0.5}
     letters = sorted(set("<image>"))
     tokens = ["<img>", "<IMG_CONTEXT>", "</img>", *letters, *(["<image>"] if has_place else [])]
     found = family(config, tokens)
@@ -140,6 +140,32 @@ def test_internvls_own_format_has_a_place_that_may_be_no_token(has_place: bool) 
     replacement = found.replacement(ImageLayout(width=56, height=56, tiles=3), 9, 9)
     assert replacement.ids == (0, *[1] * 12, 2)
     assert (replacement.first, replacement.count) == (1, 12)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_videos"),
+    [("qwen2", True), ("qwen3", True), ("llama", False), ("gpt_oss", False)],
+)
+def test_internvls_own_format_has_videos_where_its_text_model_has_a_token_for_them(
+    text: str, has_videos: bool
+) -> None:
+    tokens = ["<img>", "<IMG_CONTEXT>", "</img>", "<|video_pad|>", *sorted(set("<video>Frame12: "))]
+    words = Words(tokens)
+    config = {
+        "model_type": "internvl_chat",
+        "llm_config": {"model_type": text},
+        "vision_config": {"image_size": 56},
+    }
+    form = video_form_of(config, words, words.encode)  # type: ignore[arg-type]
+    assert (form is not None) == has_videos
+    if form is None:
+        return
+    made = form.replacement(VideoPlaces(2, 56, 56, ()))
+    frame = (0, 3, 3, 3, 3, 2)
+    assert made.ids == (*frame, *words.encode("Frame2: "), *frame)
+    assert (made.first, made.count, made.later) == (1, 4, (6 + len("Frame2: ") + 1,))
+    assert form.spelled is not None
+    assert form.spelled.lead_ids == tuple(words.encode("Frame1: "))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3000), st.integers(1, 3000))

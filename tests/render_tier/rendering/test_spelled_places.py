@@ -38,6 +38,12 @@ def test_a_special_token_is_written_as_the_text_has_it() -> None:
     assert with_stand_ins("a<i>", [IMAGE], lambda special: f"[{special}]") == "a[<I>]"
 
 
+def test_what_leads_to_a_place_is_written_before_it() -> None:
+    led = Mark("<v>", "<v>", Spelled((60, 118, 62), "<V>", 301, "One: ", (500, 501)))
+    assert with_stand_ins("a <v>b", [led]) == "a One: <V>b"
+    assert stand_ins_in(letters("a<v>"), "a<v>", [led]) == [97, 500, 501, 301]
+
+
 def test_marks_that_are_tokens_have_no_stand_ins() -> None:
     assert spelled_marks(MediaMarks({"image": PLAIN, "video": FILM})) == (FILM,)
     assert spelled_marks(None) == ()

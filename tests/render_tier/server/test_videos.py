@@ -46,7 +46,7 @@ from tests.support.video_corpus import (
     text,
 )
 
-IN_GROUPS = ("qwen3_vl", "qwen3_5", "internvl_small")
+IN_GROUPS = ("qwen3_vl", "qwen3_5", "internvl_small", "internvl_chat")
 """Models whose videos are one item each to vLLM, and an image of each run of tokens to an engine that our
 render tells."""
 RECORDS: dict[str, Any] = json.loads(RECORDED.read_text())["models"]
@@ -139,10 +139,12 @@ def in_groups(features: dict[str, Any], expected: dict[str, Any], title: str) ->
     by_place = dict(zip(map(tuple, places), features["kwargs_data"]["image"], strict=True))
     for place, of_vllm in zip(expected["ranges"]["video"], expected["items"]["video"], strict=True):
         items = [msgspec.msgpack.decode(b64decode(by_place[tuple(run)])) for run in place]
-        pixels = b"".join(bytes(item["pixel_values"]["data"][2].data) for item in items)
-        kind, _, _, expected_pixels = of_vllm["pixel_values_videos"]["tensor"]
+        (name,) = (field for field in items[0] if field.startswith("pixel_values"))
+        pixels = b"".join(bytes(item[name]["data"][2].data) for item in items)
+        of_video = "pixel_values_flat_video" if name == "pixel_values_flat" else "pixel_values_videos"
+        kind, _, _, expected_pixels = of_vllm[of_video]["tensor"]
         assert hashlib.sha256(pixels).hexdigest() == expected_pixels, title
-        assert {item["pixel_values"]["data"][0] for item in items} == {kind}, title
+        assert {item[name]["data"][0] for item in items} == {kind}, title
         assert {shown_at_once(item) for item in items} == {1}, title
         assert len(items) == len(place), title
     for number, hashed in enumerate(expected["hashes"].get("image", [])):

@@ -223,8 +223,7 @@ class Limits(Section):
     """Of the images of all requests under way in a process, which are kept to be sent again; what does not
     fit is refused (503)."""
     kept_image_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Of images that were rendered, kept in a process with ``policy.known_images`` "named", so that render
-    need not send them again."""
+    """Of images that were rendered, kept in a process so that render need not send them again."""
     event_bytes: Count = 64 * 2**20
     """One server-sent event, or one JSON reply, of a decode engine."""
     error_bytes: Count = 64 * 2**10

@@ -122,8 +122,7 @@ class Services:
             self.used_params,
             self.now,
         )
-        names_images = settings.policy.known_images == "named"
-        self.items = ItemStore(settings.limits.kept_image_bytes if names_images else 0)
+        self.items = ItemStore(settings.limits.kept_image_bytes)
         self.metrics.kept_images.set_function(lambda: self.items.bytes)
         self.conversations = KeptConversations(settings.conversations, self.store, self.metrics, self.now)
         waited, refusals = self.metrics.queue_seconds, self.metrics.refusals

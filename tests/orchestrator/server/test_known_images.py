@@ -1,5 +1,5 @@
 """Images that an engine has been given are named to it (policy.known_images), and sent again where it lacks
-one."""
+one; those that render has given are not asked of it again."""
 
 from __future__ import annotations
 
@@ -252,6 +252,18 @@ async def test_render_is_not_asked_again_for_an_image(
         stack.render.item_names = ""
         (leg,) = await ask(stack, "aa")
         assert leg["kwargs_data"] == features("aa")["kwargs_data"]
+        await stack.settled()
+
+
+@pytest.mark.parametrize(("kept", "told"), [(2**20, "aa"), (0, "")], ids=["kept", "not kept"])
+async def test_engines_that_are_sent_whole_images_get_those_that_are_kept(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, kept: int, told: str
+) -> None:
+    monkeypatch.setattr(f"{__name__}.DATA", LARGE)
+    async with launch(prefill=1, settings={"limits": {"kept_image_bytes": kept}}) as stack:
+        for _ in range(2):
+            assert await ask(stack, "aa") == [features("aa")] * 2
+        assert stack.render.known_items == ["", told]
         await stack.settled()
 
 

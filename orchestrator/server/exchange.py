@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.core import legs
+from orchestrator.core.assembly import with_fields
 from orchestrator.core.deadline import TIMEOUT_HEADER, deadline
 from orchestrator.core.dialects import dialect_of
 from orchestrator.core.generation import Generation
@@ -378,7 +379,7 @@ class Exchange:
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())
         if extra := self._extra():
-            body = self.answer.dialect.with_extra(body, extra)
+            body = with_fields(body, extra)
         if self._keeps_turn:
             await self._store_turn()
         self.outbox.put(body)

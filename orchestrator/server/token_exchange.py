@@ -13,6 +13,7 @@ from time import perf_counter
 
 from orchestrator.core import token_out
 from orchestrator.core.access import OUTPUT_LIMITS
+from orchestrator.core.assembly import with_fields
 from orchestrator.core.coalescing import Output
 from orchestrator.core.request_table import Event
 from orchestrator.core.token_in import TokenRequest, read_token_request
@@ -107,7 +108,7 @@ class TokenExchange(Exchange):
         self.timing.mark("finished", perf_counter())
         body = self._whole()
         if extra := self._extra():
-            body = self.answer.dialect.with_extra(body, extra)
+            body = with_fields(body, extra)
         self.outbox.put(body)
         self._post_all(Event.FLUSHED)
 

@@ -74,9 +74,6 @@ class Anthropic:
     def whole(self, body: bytes, response_id: str, created: int, usage: Usage) -> bytes:
         return with_fields(body, {"id": response_id, "usage": _usage(usage)})
 
-    def with_extra(self, body: bytes, extra: dict[str, Any]) -> bytes:
-        return with_fields(body, extra)
-
     def error(self, error: ApiError, request_id: str | None) -> bytes:
         return msgspec.json.encode(_error(error) | {"request_id": request_id})
 

@@ -62,9 +62,6 @@ class Dialect(Protocol):
     def whole(self, body: bytes, response_id: str, created: int, usage: Usage) -> bytes:
         """The whole answer for the client."""
 
-    def with_extra(self, body: bytes, extra: dict[str, Any]) -> bytes:
-        """A whole answer with fields of our own."""
-
     def error(self, error: ApiError, request_id: str | None) -> bytes:
         """The body of an answer that is an error."""
 

@@ -7,7 +7,6 @@ never reads further; readers that wait for ``[DONE]`` do not hang; and it is wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -52,9 +51,6 @@ class OpenAI:
 
     def whole(self, body: bytes, response_id: str, created: int, usage: Usage) -> bytes:
         return with_fields(body, {"id": response_id, "created": created, "usage": usage.as_json()})
-
-    def with_extra(self, body: bytes, extra: dict[str, Any]) -> bytes:
-        return with_fields(body, extra)
 
     def error(self, error: ApiError, request_id: str | None) -> bytes:
         return error.encode()

@@ -58,9 +58,6 @@ class Responses:
     def whole(self, body: bytes, response_id: str, created: int, usage: Usage) -> bytes:
         return with_fields(body, {"id": response_id, "created_at": created, "usage": _usage(usage)})
 
-    def with_extra(self, body: bytes, extra: dict[str, Any]) -> bytes:
-        return with_fields(body, extra)
-
     def error(self, error: ApiError, request_id: str | None) -> bytes:
         return error.encode()
 

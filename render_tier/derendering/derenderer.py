@@ -45,22 +45,23 @@ Message = TypeVar("Message")
 class Derenderer:
     """``chat``, ``completions``, ``messages`` and ``responses`` take one request body and return one response
     body, both JSON; every refusal is an `ApiError`. ``clock`` gives Unix seconds, for ``created`` where the
-    engine's answer has none; ``ticks`` gives seconds for the age of cache entries. ``observer`` is told how
-    each streaming call found its stream."""
+    engine's answer has none. ``observer`` is told how each streaming call found its stream."""
 
     def __init__(
         self,
         model: ServedModel,
         settings: DerenderSettings,
         clock: Callable[[], float] = time.time,
-        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._clock = clock
         self.observer: Callable[[Source], None] | None = None
         self.contexts = Contexts(model, settings)
         self.cache = StreamCache(
-            settings.stream_cache_entries, settings.stream_cache_bytes, settings.stream_cache_seconds, ticks
+            settings.stream_cache_entries,
+            settings.stream_cache_bytes,
+            settings.stream_cache_seconds,
+            time.monotonic,
         )
         bounds = Bounds(model, settings)
         self._whole = WholeAnswers(model, bounds, self.contexts, self._created)

@@ -26,9 +26,9 @@ class TokenSpeller:
 
     __slots__ = ("_vocabulary", "context")
 
-    def __init__(self, vocabulary: Vocabulary, context: bytes = b"") -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self.context = context
+        self.context = b""
 
     def spell(self, entries: Sequence[TokenLogprob]) -> list[LogprobOut]:
         """The entries of the next sampled tokens."""

@@ -6,9 +6,9 @@ Everything is synchronous and thread-safe; the server decides which thread pays 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from render_tier.core.formats import reasoning_format, tool_format
 from render_tier.model import ModelAssets
@@ -51,6 +51,9 @@ if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.families import Replacement
     from render_tier.multimodal.vision import PromptImage, Vision
 
+ID_BYTES: Final = 8
+"""Of a request that has no id of its own; random."""
+
 
 class Renderer:
     """One per worker. Keeps compiled templates, and token IDs of earlier prompts (`PromptCache`)."""
@@ -62,7 +65,6 @@ class Renderer:
         *,
         engine: EngineSlot | None = None,
         vision: Vision | None = None,
-        new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         """``engine`` may change while requests are served; by default it is the tokenizer itself. ``vision``:
         for a model that takes images.
@@ -71,7 +73,6 @@ class Renderer:
         compile, and ModelLoadError for a model whose special tokens cannot be kept apart."""
         self._assets = assets
         self._settings = settings
-        self._new_id = new_id
         parsers = Parsers(
             reasoning_format(settings.reasoning_parser) if settings.reasoning_parser else None,
             tool_format(settings.tool_parser) if settings.tool_parser else None,
@@ -202,7 +203,7 @@ class Renderer:
         refuse_previous_response(request)
         self._sampling.check_asked(request.max_output_tokens, "max_output_tokens")
         chat = self._as_chats.responses(request)
-        name = request.request_id or f"resp_{self._new_id()}"
+        name = request.request_id or f"resp_{secrets.token_hex(ID_BYTES)}"
         rendered = self._chats.render(chat, name, "max_output_tokens", images)
         generate = rendered.request
         generate.reasoning_ended = None
@@ -253,4 +254,4 @@ class Renderer:
         check_model(model, self._assets.served_names)
 
     def _id(self, request: SamplingFields, header: str | None) -> str:
-        return header or request.request_id or self._new_id()
+        return header or request.request_id or secrets.token_hex(ID_BYTES)

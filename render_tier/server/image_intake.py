@@ -57,18 +57,26 @@ FETCHES = 8
 
 
 class RequestImages:
-    """One request's images, and the memory that it holds for them."""
+    """One request's images, and the memory that it holds for them. ``jobs``: how many of its jobs are with
+    the threads or wait for one, at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: int = 1) -> None:
         self.images: list[PromptImage] = []
         self.named: list[tuple[str, bytes, ImagePart]] = []
         """What engines are told for the client's names, and the keys of the images that those are to stand
         for."""
         self.fetching = asyncio.Semaphore(FETCHES)
+        self._jobs = asyncio.Semaphore(jobs)
         self._held: list[tuple[MemoryBudget, int]] = []
         self._files_left = 0
         self.tokens = 0
         """Of those that are loaded."""
+
+    async def run(self, pool: WorkPool, work: Callable[[], Result]) -> Result:
+        """As the pool does. What else the request has for it waits here: no request is refused, and nobody
+        waits, for the number of its images."""
+        async with self._jobs:
+            return await pool.run(work)
 
     async def take_for_files(self, budget: MemoryBudget, at_most: int) -> None:
         """Raises Overloaded."""
@@ -120,6 +128,8 @@ class ImageIntake:
         self._names = ImageNames(settings.image_names)
         self.files = MemoryBudget(settings.image_file_memory_bytes, max_wait=settings.max_queue_seconds)
         self.items = MemoryBudget(settings.image_item_memory_bytes, max_wait=settings.max_queue_seconds)
+        self._jobs_of_a_request = 1 + max(settings.image_workers, settings.video_workers)
+        """A thread that is done with one finds the next."""
         self._processing = SharedWork[bytes, Prepared]()
         self._kept, self._processed, self._refused = (
             metrics.images.labels(result) for result in ("kept", "processed", "refused")
@@ -168,14 +178,14 @@ class ImageIntake:
         """To be released by the caller, who claims its names when it is answered. ``scope``: whose names of
         images the request's are. ``copies``: how often the request has the items in memory. Raises ApiError
         that names the part at fault."""
-        request = RequestImages()
+        request = RequestImages(self._jobs_of_a_request)
         try:
             names = [_name(part, asked, scope) for part in asked.parts]
             keys, loaded = await self._all_loaded(request, asked, names)
             kept = sum(isinstance(image, Prepared) for image in loaded)
             self._kept.inc(kept)
             await request.take_for_items(self.items, copies * sum(map(_item_bytes, loaded)))
-            prepared = await self._each(asked.parts, partial(self._prepared, asked), loaded)
+            prepared = await self._each(asked.parts, partial(self._prepared, request, asked), loaded)
             self._processed.inc(len(loaded) - kept)
             placed = zip(names, keys, asked.parts, strict=True)
             request.named = [(name, key, part) for name, key, part in placed if name is not None]
@@ -200,7 +210,7 @@ class ImageIntake:
     async def measure(self, asked: RequestedImages, scope: str | None) -> list[Replacement]:
         """What stands in the prompt for each image, by its file's header. Raises ApiError that names the part
         at fault."""
-        request = RequestImages()
+        request = RequestImages(self._jobs_of_a_request)
         names = [_name(part, asked, scope) for part in asked.parts]
         try:
             _, loaded = await self._all_loaded(request, asked, names)
@@ -267,13 +277,13 @@ class ImageIntake:
             elif part.kind == "video" and (frames := listed_frames(part.url, rules)) is not None:
                 data = frames
             else:
-                data = await pool.run(partial(read_local, part.url, rules))
+                data = await request.run(pool, partial(read_local, part.url, rules))
             request.received(data)
         if part.kind == "video":
             assert asked.videos is not None
             source = VideoSource(data, is_list=frames is not None)
-            return await pool.run(partial(asked.videos.opened, source))
-        return await pool.run(partial(asked.preparation.opened, data))
+            return await request.run(pool, partial(asked.videos.opened, source))
+        return await request.run(pool, partial(asked.preparation.opened, data))
 
     def _kept_under(self, name: str, preparation: ImagePreparation, part: ImagePart) -> Keyed:
         key = self._names.get(name)
@@ -285,13 +295,16 @@ class ImageIntake:
             )
         return key, image
 
-    async def _prepared(self, asked: RequestedImages, part: ImagePart, loaded: Opened) -> Prepared:
+    async def _prepared(
+        self, request: RequestImages, asked: RequestedImages, part: ImagePart, loaded: Opened
+    ) -> Prepared:
         if isinstance(loaded, Prepared):
             return loaded
         if (done := asked.preparation.cache.get(loaded.key)) is not None:
             return done  # by a request that was a little earlier
         pool = self._pools[part.kind]
-        return await self._processing.result(loaded.key, lambda: pool.run(partial(_processed, asked, loaded)))
+        work = partial(_processed, asked, loaded)
+        return await self._processing.result(loaded.key, lambda: request.run(pool, work))
 
     async def _each(
         self, parts: Sequence[ImagePart], work: Callable[..., Awaitable[Result]], *arguments: Sequence[Any]

@@ -534,6 +534,13 @@ async def test_limits(serve: Any) -> None:
     assert "at most 2000 are allowed" in (await server.error(chat(part(flat))))[1]["message"]
 
 
+async def test_a_prompt_of_more_images_than_may_wait_for_a_thread_is_rendered(serve: Any) -> None:
+    server = await serve(max_queue=2)
+    body = chat(*(part(file(picture(30 + number, 30))) for number in range(12)))
+    assert (await server.render(body)).status_code == 200
+    assert (await server.client.post("/tokenize", json=body)).status_code == 200
+
+
 async def test_a_prompt_is_cut_with_its_images_in_it(serve: Any) -> None:
     """To as many as fit, too; what is cut off an image is an error that names the limit."""
     server = await serve(max_model_len=120)

@@ -67,6 +67,9 @@ class Settings(BaseModel):
     tokenizer_mode: Literal["auto", "hf", "mistral"] = "auto"
     """Which tokenizer to read: tokenizer.json ("hf") or a file for mistral-common ("mistral"); "auto" takes
     Mistral's where the repository has Mistral's own layout."""
+    config_format: Literal["auto", "hf", "mistral"] = "auto"
+    """Which file engines load a model by that takes images: config.json ("hf"), or params.json in Mistral's
+    own format ("mistral"); "auto" is the latter where there is one and a tokenizer of Mistral's is in use."""
     tokenizer_engine: Literal["auto", "tokenizers"] = "auto"
     """What encodes prompts: "auto" is the fast engine once it is loaded and gives the same IDs."""
     continuation_renders: int = Field(default=24, ge=0)

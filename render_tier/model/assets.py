@@ -21,6 +21,7 @@ from render_tier.model.chat_template import DEFAULT_NAME, load_templates, operat
 from render_tier.model.context_length import resolve_max_model_len, text_config
 from render_tier.model.engines import ReferenceTokenizer
 from render_tier.model.files import ModelLoadError, locate, read_json_object
+from render_tier.model.mistral_format import ConfigFormat, image_config
 from render_tier.model.mistral_tokenizer import MistralTokenizer
 from render_tier.model.parser_choice import AUTO, choose_reasoning_parser, choose_tool_parser
 from render_tier.model.parser_plugins import load_plugin
@@ -37,6 +38,8 @@ class ModelAssets:
     """Names that clients may use; the first is the default in answers."""
     directory: Path
     config: dict[str, Any]
+    image_config: dict[str, Any]
+    """What decides on images, in the words of `config`."""
     generation_config: dict[str, Any]
     """Sampling defaults and EOS IDs after ``--generation-config`` and ``--override-generation-config``."""
     max_tokens_cap: int | None
@@ -82,6 +85,7 @@ def load_assets(
     tool_parser: str | None = None,
     parser_plugins: Sequence[str] = (),
     tokenizer_mode: TokenizerMode = "auto",
+    config_format: ConfigFormat = "auto",
 ) -> ModelAssets:
     """Read the model's files.
 
@@ -89,6 +93,7 @@ def load_assets(
     or a template. ``reasoning_parser``, ``tool_parser``: names, or "auto". ``parser_plugins``: files with
     more parsers, registered for the whole process. ``tokenizer_mode``: "hf" (tokenizer.json), "mistral"
     (a file of mistral-common's), or "auto", which takes Mistral's in a repository of Mistral's own layout.
+    ``config_format``: by which file engines go for images.
     Raises ModelLoadError.
     """
     directory = locate(model, revision)
@@ -116,6 +121,7 @@ def load_assets(
         served_names=names,
         directory=directory,
         config=config,
+        image_config=image_config(directory, config, tokens.mistral, config_format),
         generation_config=generation,
         max_tokens_cap=_max_tokens_cap(generation_config, generation, overrides),
         tokenizer=tokens.reference,

@@ -6,16 +6,20 @@ out of text: they come from the structure of a request alone.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from render_tier.core.vocabulary import Vocabulary, vocabulary_of_bytes, vocabulary_of_pieces
 from render_tier.model.files import ModelLoadError
 
 if TYPE_CHECKING:
+    from mistral_common.protocol.instruct.chunk import ImageURLChunk
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.tokens.tokenizers.image import ImageEncoding
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer as Library
 
+IMAGE_TOKEN = "[IMG]"
 FILES = ("tekken.json", "tokenizer.model.v*", "tokenizer.mm.model.v*")
 """In order of preference; of several versions the last one is taken."""
 OWN_FORMAT = ("params.json", "consolidated*.safetensors")
@@ -40,6 +44,38 @@ def tokenizer_file(directory: Path, *, demanded: bool) -> Path | None:
     return found if any(True for pattern in OWN_FORMAT for _ in directory.glob(pattern)) else None
 
 
+class ImageSizes(NamedTuple):
+    """How a tokenizer of Mistral's cuts up images, in pixels."""
+
+    patch: int
+    """Of a side."""
+    longest_side: int
+    merged: int
+    """Patches of a side that become one token."""
+
+
+class ImagePlaces:
+    """In place of the library's encoder of images: an image is one token, and its URL is its number. Encodes
+    for one request of each thread at a time."""
+
+    def __init__(self, token_id: int) -> None:
+        self._token_id = token_id
+        self._here = threading.local()
+
+    def begin(self) -> list[int]:
+        """Where the numbers of the images that are encoded next are put."""
+        numbers: list[int] = []
+        self._here.numbers = numbers
+        return numbers
+
+    def __call__(self, chunk: ImageURLChunk) -> ImageEncoding:
+        from mistral_common.tokens.tokenizers.image import ImageEncoding
+        from numpy import empty
+
+        self._here.numbers.append(int(chunk.get_url()))
+        return ImageEncoding(tokens=[self._token_id], image=empty(0))
+
+
 class MistralTokenizer:
     """A `model.engines.ReferenceTokenizer`, and what turns a checked chat into IDs."""
 
@@ -55,6 +91,12 @@ class MistralTokenizer:
         self.version = int(self._tokenizer.version.value.lstrip("v").partition("m")[0])
         self.bos_id: int = self._tokenizer.bos_id
         self.eos_id: int = self._tokenizer.eos_id
+        self.image_sizes = _image_sizes(library)
+        """None for a tokenizer of a model that takes no images in Mistral's own format."""
+        self._places: ImagePlaces | None = None
+        if self.has(IMAGE_TOKEN):
+            self._places = ImagePlaces(self._tokenizer.get_special_token(IMAGE_TOKEN))
+            library.instruct_tokenizer.image_encoder = cast("Any", self._places)
 
     @classmethod
     def load(cls, path: Path) -> MistralTokenizer:
@@ -110,7 +152,16 @@ class MistralTokenizer:
     def piece(self, token_id: int) -> str:
         return str(self._tokenizer.id_to_piece(token_id))
 
-    def chat(self, request: ChatCompletionRequest[Any]) -> list[int]:
-        """Raises what the library raises for a conversation that the model was not trained on."""
-        tokens: list[int] = self.library.encode_chat_completion(request).tokens
-        return tokens
+    def chat(self, request: ChatCompletionRequest[Any]) -> tuple[list[int], list[int]]:
+        """The IDs, with one token for each image, and the images' URLs, which are numbers, in their order there.
+        Raises what the library raises for a conversation that the model was not trained on."""
+        numbers = [] if self._places is None else self._places.begin()
+        return self.library.encode_chat_completion(request).tokens, numbers
+
+
+def _image_sizes(library: Library[Any, Any, Any, Any, Any]) -> ImageSizes | None:
+    encoder = library.instruct_tokenizer.image_encoder
+    if encoder is None:
+        return None
+    config = encoder.image_config
+    return ImageSizes(config.image_patch_size, config.max_image_size, config.spatial_merge_size)

@@ -24,15 +24,16 @@ class Pictures:
     ids: Sequence[int]
     """Of the whole prompt."""
     payload: Payload
+    as_whole: bool
+    """Whether engines are sent all of them, and not one for each image."""
     field = "content_parts"
     """Of the request that has them."""
 
     def sent_ids(self) -> list[int]:
-        """The prompt with one token for each image."""
         sent: list[int] = []
         done = 0
         for _, where in self.placed:
-            sent += self.ids[done : where.offset + 1]
+            sent += self.ids[done : where.offset + self._sent_length(where)]
             done = where.offset + where.length
         return [*sent, *self.ids[done:]]
 
@@ -51,11 +52,15 @@ class Pictures:
         places, shorter = [], 0
         for _, where in self.placed:
             ids = self.ids[where.offset : where.offset + where.length]
-            places.append({"offset": where.offset - shorter, "length": 1, "token_ids": ids})
-            shorter += where.length - 1
+            length = self._sent_length(where)
+            places.append({"offset": where.offset - shorter, "length": length, "token_ids": ids})
+            shorter += where.length - length
         return places
 
+    def _sent_length(self, where: Range) -> int:
+        return where.length if self.as_whole else 1
 
-def pictures_of(features: Features, ids: Iterable[int]) -> Pictures:
-    """Of images alone. ``ids``: of the whole prompt."""
-    return Pictures(features.items.get("image", ()), list(ids), features.payload)
+
+def pictures_of(features: Features, ids: Iterable[int], *, as_whole: bool) -> Pictures:
+    """Of images alone. ``ids``: of the whole prompt. ``as_whole``: as `Pictures.as_whole`."""
+    return Pictures(features.items.get("image", ()), list(ids), features.payload, as_whole)

@@ -21,7 +21,7 @@ from render_tier.multimodal.options import ImageOptions
 
 InRuns = Literal["refused", "masks", "pictures"]
 """What engines are given of an image whose embeddings are in several runs, and where those are."""
-REFUSED = "this model's images are refused here (--mm-images-in-runs)"
+REFUSED = "this model's images are refused here, or cannot be sent in that way (--mm-images-in-runs)"
 OVERHEAD = 1024
 """Bytes that an entry takes beside its JSON."""
 
@@ -154,11 +154,12 @@ class ImagePreparation:
         self.family = family
         self.processor = self._engines_processor = processor
         self.pictured = family.in_runs and in_runs == "pictures"
+        cannot = in_runs == "refused" or (family.is_own_format and not self.pictured)
         self._options = ImageOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
-        self.refusal = REFUSED if family.in_runs and in_runs == "refused" else None
+        self.refusal = REFUSED if family.in_runs and cannot else None
         """Of every image, where none is taken."""
         self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)
@@ -207,12 +208,13 @@ class ImagePreparation:
                 f"the image would become {pixels} pixels by mm_processor_kwargs; at most {self.max_pixels} "
                 "are allowed"
             )
-        if self.pictured and not self._stays(layout):
+        resized = not self.family.is_own_format
+        if self.pictured and resized and not self._stays(layout):
             raise ImageRefused(
                 f"engines would make another size of an image of {layout.width}x{layout.height} pixels"
             )
-        values = 3 * pixels * self.family.frames
-        item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes)
+        values = 3 * (pixels if resized else width * height) * self.family.frames
+        item_bytes = encoded_bytes(values, self._float_type, as_bytes=self._as_bytes or self.pictured)
         replacement = self.family.replacement(layout, width, height)
         return LoadedImage(key, data, opened, replacement, item_bytes)
 

@@ -194,7 +194,9 @@ class Vision:
             for item in each.image.named_items(each.mm_hash)
         ]
         features = features_of(items, ranges, prompt_length=len(ids), payload=payload)
-        return pictures_of(features, ids) if self.preparation.pictured else features
+        if not self.preparation.pictured:
+            return features
+        return pictures_of(features, ids, as_whole=self.preparation.family.is_own_format)
 
 
 def open_vision(
@@ -215,11 +217,12 @@ def open_vision(
     ``engine_normalizes``: whether engines do, where the family can leave it to them.
     ``in_runs``: what they are given of an image whose embeddings are in several runs. ``video_opener``: None
     where videos are not to be taken. Raises ModelLoadError."""
-    family = family_of(assets.config, assets.vocabulary, encode)
+    config = assets.image_config
+    family = family_of(config, assets.vocabulary, encode)
     if family is None:
         return None
     pictured = family.in_runs and in_runs == "pictures"
-    as_bytes = pictured or (engine_normalizes and family.engine_normalizes)
+    as_bytes = not family.is_own_format and (pictured or (engine_normalizes and family.engine_normalizes))
     own = read_json_object(assets.directory / "preprocessor_config.json") or {}
     whole = read_json_object(assets.directory / "processor_config.json")
 
@@ -230,12 +233,12 @@ def open_vision(
         return {**said, **(UNCHANGED if as_bytes else {})}
 
     def processor_with(asked: Mapping[str, Any]) -> ImageProcessor:
-        return image_processor(assets.config, own, overrides(asked, "image"), whole)
+        return image_processor(config, own, overrides(asked, "image"), whole)
 
     def video_processor_with(asked: Mapping[str, Any]) -> VideoProcessor:
         return video_processor(assets.config, (whole, of_videos, own), overrides(asked, "video"))
 
-    in_engines: FloatType = float_type(assets.config) if dtype == "auto" else dtype  # type: ignore[assignment]
+    in_engines: FloatType = float_type(config) if dtype == "auto" else dtype  # type: ignore[assignment]
     form = None
     if video_opener is not None:
         form = video_form_of(assets.config, assets.vocabulary, encode)

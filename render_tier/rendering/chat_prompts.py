@@ -24,7 +24,7 @@ from render_tier.rendering.harmony_chat import HarmonyChat
 from render_tier.rendering.image_parts import Mark, MediaMarks, has_media
 from render_tier.rendering.json_texts import texts_of
 from render_tier.rendering.mistral_chat import MistralChat
-from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens
+from render_tier.rendering.native_chat import NativeChat, NativePrompt, Parsers, least_tokens, without_media
 from render_tier.rendering.settings import ContentFormat, RenderSettings
 from render_tier.rendering.spelled_places import (
     check_tokenizer,
@@ -95,7 +95,14 @@ class ChatPrompts:
         assets, name = self._assets, self._assets.served_names[0]
         if assets.mistral is not None:
             strict = self._settings.strict_history
-            return MistralChat(name, assets.mistral, assets.vocabulary, self._parsers, strict_history=strict)
+            return MistralChat(
+                name,
+                assets.mistral,
+                assets.vocabulary,
+                self._parsers,
+                strict_history=strict,
+                marks=self._marks,
+            )
         if assets.config.get("model_type") == HARMONY_MODEL_TYPE:
             encode = partial(self._engine.ids, add_special_tokens=False)
             added = [str(token["content"]) for token in assets.tokenizer_json["added_tokens"]]
@@ -197,7 +204,7 @@ class ChatPrompts:
         if not is_cut:
             # The libraries take their time for every message, however little it says.
             self._encoder.check_fits(least_tokens(request.messages, native.message_tokens), exact=False)
-            self._encoder.check_chars(sum(map(len, texts_of([request.messages, tools]))))
+            self._encoder.check_chars(sum(map(len, texts_of([without_media(request.messages), tools]))))
         return native.prompt(request, kwargs, tools)
 
     def reused(self, request: ChatCompletionRequest) -> EncodedPrompt | None:

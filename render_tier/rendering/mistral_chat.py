@@ -7,6 +7,9 @@ tokens for one (version 11 and later), before that to a JSON list of calls.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import structlog
@@ -19,6 +22,7 @@ from render_tier.protocol.errors import BadRequest
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.constraints import with_tool_choice
 from render_tier.rendering.conversation import parse_arguments, to_conversation
+from render_tier.rendering.image_parts import MediaMarks, is_media
 from render_tier.rendering.mistral_grammar import MistralGrammar
 from render_tier.rendering.native_chat import NativePrompt, OutputRules, Parsers, Tools
 from render_tier.rendering.structural_tags import Json
@@ -48,8 +52,10 @@ class MistralChat:
         parsers: Parsers,
         *,
         strict_history: bool,
+        marks: MediaMarks | None = None,
     ) -> None:
-        """``strict_history``: refuse malformed arguments in the history instead of reading them as {}."""
+        """``strict_history``: refuse malformed arguments in the history instead of reading them as {}.
+        ``marks``: for a model that takes images."""
         from mistral_common.protocol.instruct.request import ChatCompletionRequest as LibraryRequest
 
         self._request_type = LibraryRequest
@@ -58,6 +64,8 @@ class MistralChat:
         self._vocabulary = vocabulary
         self._parsers = parsers
         self._strict_history = strict_history
+        # The tokenizer reads no token out of a text.
+        self._marks = None if marks is None else replace(marks, literal_is_text=True)
         self._holds = parsers.tools is not None and parsers.tools.name == TOOL_PARSER
         has_grammar = self._holds and MistralGrammar.exists(tokenizer)
         self._grammar = MistralGrammar(tokenizer) if has_grammar else None
@@ -69,15 +77,20 @@ class MistralChat:
     def prompt(self, request: ChatTemplateFields, kwargs: dict[str, Any], tools: Tools) -> NativePrompt:
         _check_final_message(request)
         warnings: list[str] = []
-        # Parts of kinds that are no text never reach the library, which would fetch and decode some of them.
+        # Parts that are no text never reach the library as they are: it would fetch and decode some of them.
         to_conversation(
             request.messages,
-            "string",
+            "string" if self._marks is None else "openai",
             model=self._model,
             strict_history=self._strict_history,
             warnings=warnings,
+            marks=self._marks,
         )
-        messages = [self._read(place, said, warnings) for place, said in enumerate(request.messages)]
+        numbers = count()
+        messages = [
+            self._read(place, said | {"content": _numbered(said.get("content"), numbers)}, warnings)
+            for place, said in enumerate(request.messages)
+        ]
         options = {"reasoning_effort": kwargs.get("reasoning_effort")}
         try:
             chat = self._request_type.from_openai(
@@ -86,7 +99,7 @@ class MistralChat:
                 continue_final_message=request.continue_final_message,
                 **(options if self._tokenizer.version >= EFFORT_VERSION else {}),
             )
-            return NativePrompt(self._tokenizer.chat(chat), warnings)
+            token_ids, images = self._tokenizer.chat(chat)
         except Exception as error:
             from mistral_common.exceptions import MistralCommonException
 
@@ -97,6 +110,13 @@ class MistralChat:
             kind = type(error).__name__
             log.warning("mistral_chat_failed", error=kind, reason=str(error)[:200])
             raise BadRequest(f"mistral-common cannot read the conversation: {kind} {error}") from None
+        if images != list(range(next(numbers))):
+            raise BadRequest(
+                "the prompt does not have the images in the order of the messages: put the results of tools"
+                " in the order of their calls",
+                param="messages",
+            )
+        return NativePrompt(token_ids, warnings)
 
     def rules(
         self, request: ChatCompletionRequest, constraint: Json | None, prompt_ids: PromptIds
@@ -147,6 +167,16 @@ class MistralChat:
         if not MistralGrammar.exists(self._tokenizer):
             return True  # models of that age do not reason
         return prompt_reasoning(reasoning, prompt_ids, self._vocabulary, self._parsers.tools) is False
+
+
+def _numbered(content: Any, numbers: Iterator[int]) -> Any:
+    """With the number of each image, counted over all messages, in place of its URL."""
+    if not isinstance(content, list):
+        return content
+    return [
+        {"type": "image_url", "image_url": {"url": str(next(numbers))}} if is_media(part) else part
+        for part in content
+    ]
 
 
 def _check_final_message(request: ChatTemplateFields) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from render_tier.core.table import ReasoningFormat, ToolFormat
 from render_tier.protocol.chat import ChatCompletionRequest, ChatTemplateFields
 from render_tier.protocol.errors import BadRequest
-from render_tier.rendering.image_parts import has_media
+from render_tier.rendering.image_parts import has_media, is_media
 from render_tier.rendering.structural_tags import Json
 from render_tier.rendering.token_ids import PromptIds
 
@@ -73,6 +74,16 @@ def refuse_media(messages: list[dict[str, Any]], model: str) -> None:
     """Raises BadRequest for anything but text."""
     if has_media(messages):
         raise BadRequest(f"{model} is not a multimodal model")
+
+
+def without_media(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages without their images, videos and sounds."""
+    return [
+        {**message, "content": [part for part in message["content"] if not is_media(part)]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
 
 
 def least_tokens(messages: list[dict[str, Any]], message_tokens: int) -> int:

@@ -65,6 +65,7 @@ class Service:
             tool_parser=_render_settings(settings).tool_parser,
             parser_plugins=settings.parser_plugin,
             tokenizer_mode=settings.tokenizer_mode,
+            config_format=settings.config_format,
         )
         if assets.tool_parser is None and settings.enable_auto_tool_choice:
             raise ModelLoadError(
@@ -120,7 +121,7 @@ class Service:
 
 def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> ServedImages | None:
     """Raises ModelLoadError."""
-    if not isinstance(assets.config.get("vision_config"), dict):
+    if not isinstance(assets.image_config.get("vision_config"), dict):
         return None
     if settings.limit_mm_per_prompt.get("image") == 0:
         return None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from render_tier.core.vocabulary import Vocabulary
+from render_tier.model.mistral_format import MODEL_TYPE
 from render_tier.multimodal.families.family import Encode, Family
 from render_tier.multimodal.families.gemma3 import gemma3
 from render_tier.multimodal.families.internvl import internvl, internvl_video
@@ -35,7 +36,7 @@ def family_of(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Encode)
     if model_type == "internvl_chat":
         return internvl_chat(config, vocabulary, encode)
     vision_type = config["vision_config"].get("model_type", "clip_vision_model")
-    if model_type == "mistral3" or (model_type == "llava" and vision_type == "pixtral"):
+    if model_type in ("mistral3", MODEL_TYPE) or (model_type == "llava" and vision_type == "pixtral"):
         return mistral(config, vocabulary)
     tower = LLAVA_TOWERS.get(vision_type)
     if model_type == "llava" and tower is not None:

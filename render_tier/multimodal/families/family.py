@@ -78,6 +78,9 @@ class Family:
     both."""
     in_runs: bool = False
     """Whether the embeddings of one item are in several runs, so that engines need a mask."""
+    is_own_format: bool = False
+    """Whether engines have the model in Mistral's own format: they take pictures of any size, and prompts
+    that have all tokens of them."""
     spelled: Spelled | None = None
     """How `token` is written in several tokens, where it is none of its own."""
     items: Callable[[Arrays], Sequence[Arrays]] = lambda arrays: (arrays,)

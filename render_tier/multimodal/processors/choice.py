@@ -10,6 +10,7 @@ from render_tier.multimodal.processors.gemma3 import Gemma3Processor
 from render_tier.multimodal.processors.got_ocr2 import GotOcr2Processor
 from render_tier.multimodal.processors.internvl_chat import InternVLChatProcessor
 from render_tier.multimodal.processors.llava_next import LlavaNextProcessor
+from render_tier.multimodal.processors.mistral_common import MistralCommonProcessor
 from render_tier.multimodal.processors.pixtral import PixtralProcessor
 from render_tier.multimodal.processors.qwen2_vl import Qwen2VLProcessor
 from render_tier.multimodal.processors.standard import (
@@ -58,6 +59,8 @@ def image_processor(
     model_type = config.get("model_type")
     if model_type == "internvl_chat":
         return InternVLChatProcessor.load(config, overrides or {})
+    if model_type == "pixtral":  # of Mistral's own format
+        return MistralCommonProcessor.load(config, overrides or {})
     if model_type not in _NAMES:
         raise UnsupportedProcessor(f"images of models of type {model_type!r} cannot be processed")
     names = _NAMES[model_type]

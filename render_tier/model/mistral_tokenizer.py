@@ -153,8 +153,8 @@ class MistralTokenizer:
         return str(self._tokenizer.id_to_piece(token_id))
 
     def chat(self, request: ChatCompletionRequest[Any]) -> tuple[list[int], list[int]]:
-        """The IDs, with one token for each image, and the images' URLs, which are numbers, in their order there.
-        Raises what the library raises for a conversation that the model was not trained on."""
+        """The IDs, with one token for each image, and the images' URLs, which are numbers, in their order
+        there. Raises what the library raises for a conversation that the model was not trained on."""
         numbers = [] if self._places is None else self._places.begin()
         return self.library.encode_chat_completion(request).tokens, numbers
 

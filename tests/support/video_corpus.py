@@ -100,19 +100,27 @@ def optional_contents() -> Mapping[str, list[Json]]:
     }
 
 
-PROCESSING: Mapping[str, Json] = {
-    "fewer pixels": {"max_pixels": 6272},
-    "more pixels": {"min_pixels": 200704},
-    "from, to": {"min_pixels": 3136, "max_pixels": 12544},
-    "size": {"size": {"shortest_edge": 3136, "longest_edge": 12544}},
-    "of videos": {"videos_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
-    "of images": {"images_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
-    "of images and of videos": {
-        "images_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 6272}},
-        "videos_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 25088}},
+PROCESSING: Mapping[str, Mapping[str, Json]] = {
+    "qwen": {
+        "fewer pixels": {"max_pixels": 6272},
+        "more pixels": {"min_pixels": 200704},
+        "from, to": {"min_pixels": 3136, "max_pixels": 12544},
+        "size": {"size": {"shortest_edge": 3136, "longest_edge": 12544}},
+        "of videos": {"videos_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
+        "of images": {"images_kwargs": {"min_pixels": 3136, "max_pixels": 12544}},
+        "of images and of videos": {
+            "images_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 6272}},
+            "videos_kwargs": {"size": {"shortest_edge": 3136, "longest_edge": 25088}},
+        },
+    },
+    "internvl_small": {
+        "without tiles": {"crop_to_patches": False},
+        "from, to": {"min_patches": 2, "max_patches": 4},
+        "of images": {"images_kwargs": {"max_patches": 2}},
+        "of videos": {"videos_kwargs": {}},
     },
 }
-"""`mm_processor_kwargs` of Qwen-VL."""
+"""`mm_processor_kwargs`, by what the names of models begin with."""
 
 
 def processed_contents() -> Mapping[str, list[Json]]:
@@ -134,19 +142,20 @@ def chats() -> Mapping[str, tuple[list[Json], Json]]:
     return {title: (content, {}) for title, content in contents().items()} | optional
 
 
-def processed_chats() -> Mapping[str, tuple[list[Json], Json]]:
+def processed_chats(model: str) -> Mapping[str, tuple[list[Json], Json]]:
     """As `chats`, with how its media are processed."""
+    (options,) = (each for name, each in PROCESSING.items() if model.startswith(name))
     processed = {
         f"{title}, {how}": (content, {"mm_processor_kwargs": option})
         for title, content in processed_contents().items()
-        for how, option in PROCESSING.items()
+        for how, option in options.items()
     }
     both = {
         "beside an image, read and processed": (
             processed_contents()["beside an image"],
             {
                 "media_io_kwargs": {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"fps": 5}},
-                "mm_processor_kwargs": {"max_pixels": 6272, "min_pixels": 3136},
+                "mm_processor_kwargs": options["from, to"],
             },
         )
     }

@@ -1,5 +1,4 @@
-"""Record what vLLM makes of the chats of `tests.support.video_corpus`, those with how media are processed for
-Qwen-VL alone.
+"""Record what vLLM makes of the chats of `tests.support.video_corpus`.
 
     VLLM_ENV=$(scripts/vllm_env.sh) python -m tests.vllm.record_videos
 
@@ -18,19 +17,20 @@ from typing import Any
 
 from tests.support import video_models, vllm
 from tests.support.tiled_models import digest
-from tests.support.video_corpus import PROCESSED, RECORDED, chats, processed_chats
+from tests.support.video_corpus import PROCESSED, PROCESSING, RECORDED, chats, processed_chats
 from tests.vllm.record_images import DECLARATIONS, MODELS
 from tests.vllm.torchvision_reference import ROOT, torchvision_path
 
 
-def vllm_videos(names: list[str], given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
-    """``scratch`` is empty. The models' names, which are a part of hashes, are those of `video_models`."""
-    for name in names:
+def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
+    """``given``: chats by model. ``scratch`` is empty. The models' names, which are a part of hashes, are
+    those of `video_models`."""
+    for name in given:
         video_models.lay_out(name, tokenizer, scratch / name)
     path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
     done = subprocess.run(
         [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.video_prompts"],
-        input=json.dumps({"models": names, "contents": given}),
+        input=json.dumps(given),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -46,14 +46,14 @@ def vllm_videos(names: list[str], given: Mapping[str, Any], scratch: Path, token
 
 
 def main() -> None:
-    qwen = [name for name in video_models.MODELS if name.startswith("qwen")]
-    record(list(video_models.MODELS), chats(), RECORDED)
-    record(qwen, processed_chats(), PROCESSED)
+    record({name: chats() for name in video_models.MODELS}, RECORDED)
+    processed = [name for name in video_models.MODELS if name.startswith(tuple(PROCESSING))]
+    record({name: processed_chats(name) for name in processed}, PROCESSED)
 
 
-def record(names: list[str], given: Mapping[str, Any], target: Path) -> None:
+def record(given: Mapping[str, Any], target: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        found = vllm_videos(names, given, Path(scratch), MODELS / "qwen3")
+        found = vllm_videos(given, Path(scratch), MODELS / "qwen3")
     lines = [
         f"{json.dumps(name)}: {{\n"
         + ",\n".join(f"{json.dumps(title)}: {json.dumps(answer)}" for title, answer in model.items())

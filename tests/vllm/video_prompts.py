@@ -1,7 +1,7 @@
 """Run by vLLM's Python, with torchvision beside it: what vLLM makes of chats with videos.
 
-Reads the names of models, whose directories are here, and by name the chats' contents and how they say that
-those are read and processed.
+Reads by the names of models, whose directories are here, and of chats these chats' contents and what they say
+of how those are read and processed.
 Writes the libraries' versions and, by model and chat, the prompt's IDs, and of each item its hash, place and
 fields.
 """
@@ -91,9 +91,9 @@ def main() -> None:
     torch.set_num_threads(1)
     given = json.load(sys.stdin)
     models = {}
-    for name in given["models"]:
+    for name, chats in given.items():
         model = Model(name)
-        models[name] = {title: model.of_chat(*each) for title, each in given["contents"].items()}
+        models[name] = {title: model.of_chat(*each) for title, each in chats.items()}
     made_by = {
         "vllm": vllm.__version__,
         "transformers": transformers.__version__,

@@ -95,20 +95,20 @@ def _got_ocr2(config: Json, given: Json, overrides: Json, whole: Json) -> ImageP
     # InternVLProcessor asks for tiles, whatever the file has; a call's arguments can say no.
     tiled = overrides.get("crop_to_patches")
     processor = GotOcr2Processor.load(True if tiled is None else bool(tiled), given, overrides)
-    _agree("tiles' (height, width)", (processor.tile_height, processor.tile_width), _image_size(config))
+    agree("tiles' (height, width)", (processor.tile_height, processor.tile_width), image_size(config))
     return processor
 
 
 def _llava_next(config: Json, given: Json, overrides: Json, whole: Json) -> ImageProcessor:
     processor = LlavaNextProcessor.load(given, overrides)
-    _agree("tiles' (height, width)", (processor.side, processor.side), _image_size(config))
+    agree("tiles' (height, width)", (processor.side, processor.side), image_size(config))
     resolutions = config.get("image_grid_pinpoints")
     if resolutions is not None:
-        _agree("image_grid_pinpoints", processor.resolutions, tuple(map(tuple, resolutions)))
+        agree("image_grid_pinpoints", processor.resolutions, tuple(map(tuple, resolutions)))
     return processor
 
 
-def _image_size(config: Json) -> tuple[int, int] | None:
+def image_size(config: Json) -> tuple[int, int] | None:
     """(height, width) that the vision model takes, where config.json says it."""
     size = (config.get("vision_config") or {}).get("image_size")
     if isinstance(size, list) and len(size) == 2:
@@ -116,7 +116,7 @@ def _image_size(config: Json) -> tuple[int, int] | None:
     return None if size is None else (size, size)
 
 
-def _agree(what: str, made: object, taken: object) -> None:
+def agree(what: str, made: object, taken: object) -> None:
     """Refuse a processor whose tiles an engine would take for others than they are."""
     if taken is not None and made != taken:
         raise UnsupportedProcessor(f"the image processor's {what} are {made}, the model's {taken}")

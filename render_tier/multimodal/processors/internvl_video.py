@@ -33,8 +33,13 @@ class InternVLVideoProcessor:
         picture = GotOcr2Processor.load(False, *given)
         return cls(picture, digest(INTERNVL, picture=picture.settings_digest.hex()))
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of a frame after its resize."""
+        return self.picture.tile_height, self.picture.tile_width
+
     def layout(self, frames: int, width: int, height: int) -> VideoLayout:
-        return VideoLayout(frames, self.picture.tile_height, self.picture.tile_width)
+        return VideoLayout(frames, *self.size)
 
     def process(self, frames: Iterable[npt.NDArray[np.uint8]], layout: VideoLayout) -> Arrays:
         shape = (layout.groups, 3, layout.height, layout.width)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from render_tier.multimodal.item import UnsupportedProcessor
+from render_tier.multimodal.processors.choice import agree, image_size
 from render_tier.multimodal.processors.internvl_chat import InternVLChatVideoProcessor
 from render_tier.multimodal.processors.internvl_video import INTERNVL, InternVLVideoProcessor
 from render_tier.multimodal.processors.qwen_video import QWEN2_VL, QWEN3_VL, QwenVideoProcessor
@@ -56,5 +57,7 @@ def video_processor(
             raise UnsupportedProcessor(f"{name}: videos cannot be processed with {key}={given[key]!r}")
     if name == INTERNVL:
         images: Json = of_images or (whole or {}).get("image_processor") or {}
-        return InternVLVideoProcessor.load(given, overrides, {"size": images.get("size")})
+        processor = InternVLVideoProcessor.load(given, {"size": images.get("size")}, overrides)
+        agree("frames' (height, width)", processor.size, image_size(config))
+        return processor
     return QwenVideoProcessor.load(name, given, overrides)

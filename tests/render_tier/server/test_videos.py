@@ -92,7 +92,7 @@ async def test_prompts_and_items_are_vllms(services: dict[str, Service], name: s
 
 @pytest.mark.parametrize("name", OF_PROCESSED)
 async def test_videos_are_processed_as_a_request_says(services: dict[str, Service], name: str) -> None:
-    await compare(services[name], name, processed_chats(), OF_PROCESSED[name])
+    await compare(services[name], name, processed_chats(name), OF_PROCESSED[name])
 
 
 async def compare(

@@ -44,6 +44,11 @@ def test_the_first_file_that_speaks_of_videos_counts() -> None:
         (QWEN2, {"video_processor_type": "OtherVideoProcessor"}, "with 'OtherVideoProcessor'"),
         (QWEN2, {"do_sample_frames": True}, "do_sample_frames=True"),
         (INTERNVL, {"do_sample_frames": True}, "do_sample_frames=True"),
+        (
+            {**INTERNVL, "vision_config": {"image_size": 448}},
+            {},
+            r"frames' \(height, width\) are \(384, 384\)",
+        ),
         (INTERNVL, {"do_center_crop": True}, "do_center_crop=True"),
         (INTERNVL, {"do_resize": False}, "do_resize=False"),
         (QWEN3, {"fps": 4}, "fps=4"),
@@ -62,7 +67,7 @@ def test_processors_that_are_not_known(config: dict[str, str], own: dict[str, ob
     [
         ((None, {"size": {"height": 9, "width": 9}}, {"size": {"height": 40, "width": 56}}), {}, (40, 56)),
         (({"image_processor": {"size": 56}}, None, None), {}, (56, 56)),
-        ((None, None, None), {"size": 28}, (28, 28)),
+        ((None, None, {"size": 56}), {"size": 28}, (28, 28)),
         ((None, None, None), {}, (384, 384)),
     ],
 )

@@ -8,22 +8,20 @@ Writes `tests/conformance/data/image_prompts.json`, in about a minute.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.support import tiled_models, vllm
-from tests.vllm.record_images import DECLARATIONS, MODELS
-from tests.vllm.torchvision_reference import ROOT, torchvision_path
+from tests.vllm.record_images import MODELS
+from tests.vllm.torchvision_reference import ROOT, python_path
 
 
 def image_prompts(scratch: Path) -> dict[str, Any]:
     directories = {
         name: str(tiled_models.lay_out(name, MODELS, scratch / name)) for name in tiled_models.MODELS
     }
-    path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
     done = subprocess.run(
         [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.image_prompts"],
         input=json.dumps(directories),
@@ -31,7 +29,7 @@ def image_prompts(scratch: Path) -> dict[str, Any]:
         text=True,
         check=True,
         cwd=ROOT,
-        env=vllm.process_environment(scratch / "scratch", threads=1) | {"PYTHONPATH": path},
+        env=vllm.process_environment(scratch / "scratch", threads=1) | {"PYTHONPATH": python_path()},
     )
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -1,7 +1,6 @@
 """Record the answers of `vllm launch render` to the requests of `tests.support.image_corpus`.
 
-    VLLM_ENV=$(scripts/vllm_env.sh) TORCHVISION=$(scripts/torchvision_env.sh) \\
-        python -m tests.vllm.record_images [NAME ...]
+    VLLM_ENV=$(scripts/vllm_env.sh) python -m tests.vllm.record_images [NAME ...]
 
 Writes `tests/conformance/data/images/NAME.jsonl`: one line per request, with what `comparable` leaves of the
 answer. NAME is a model's, or TRUSTED for the requests of a server that trusts what they say of their images.
@@ -20,10 +19,10 @@ import httpx
 from tests.support import vision_models, vllm
 from tests.support.image_corpus import DATA, PATH, comparable, corpus, trusted
 from tests.support.processes import ServerProcess
+from tests.vllm.torchvision_reference import python_path
 
 MODELS = Path(os.environ.get("MODELS_DIR", Path(__file__).resolve().parents[2] / ".cache" / "models"))
 TRUSTED = "qwen2_5_vl-trusted"
-DECLARATIONS = Path(__file__).resolve().parent / "torchvision_path"
 
 
 def server(name: str, scratch: Path, *flags: str) -> ServerProcess:
@@ -31,7 +30,6 @@ def server(name: str, scratch: Path, *flags: str) -> ServerProcess:
     of the model is a part of every hash, and is to be the same each time."""
     vision_models.lay_out(name, MODELS, scratch / name)
     program = vllm.environment() / "bin" / "vllm"
-    path = os.pathsep.join([str(DECLARATIONS), os.environ["TORCHVISION"]])
     return ServerProcess(
         f"vllm-render-{name}",
         lambda port: [
@@ -41,7 +39,7 @@ def server(name: str, scratch: Path, *flags: str) -> ServerProcess:
         log_dir=scratch,
         ready_path="/health",
         ready_within=2 * vllm.READY_WITHIN,
-        env=vllm.process_environment(scratch / "scratch") | {"PYTHONPATH": path},
+        env=vllm.process_environment(scratch / "scratch") | {"PYTHONPATH": python_path()},
     )
 
 

@@ -8,7 +8,6 @@ Writes `tests/conformance/data/videos.json` and `processed_videos.json`, in some
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from typing import Any
 from tests.support import video_models, vllm
 from tests.support.tiled_models import digest
 from tests.support.video_corpus import PROCESSED, PROCESSING, RECORDED, chats, processed_chats
-from tests.vllm.record_images import DECLARATIONS, MODELS
-from tests.vllm.torchvision_reference import ROOT, torchvision_path
+from tests.vllm.record_images import MODELS
+from tests.vllm.torchvision_reference import python_path
 
 
 def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dict[str, Any]:
@@ -27,7 +26,6 @@ def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dic
     those of `video_models`."""
     for name in given:
         video_models.lay_out(name, tokenizer, scratch / name)
-    path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
     done = subprocess.run(
         [vllm.environment() / "bin" / "python", "-W", "ignore", "-m", "tests.vllm.video_prompts"],
         input=json.dumps(given),
@@ -35,7 +33,7 @@ def vllm_videos(given: Mapping[str, Any], scratch: Path, tokenizer: Path) -> dic
         text=True,
         check=True,
         cwd=scratch,
-        env=vllm.process_environment(scratch / "scratch", threads=1) | {"PYTHONPATH": path},
+        env=vllm.process_environment(scratch / "scratch", threads=1) | {"PYTHONPATH": python_path()},
     )
     result: dict[str, Any] = json.loads(done.stdout)
     for model in result["models"].values():

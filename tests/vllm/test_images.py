@@ -29,10 +29,9 @@ from tests.support.middlebox import Middlebox
 from tests.support.pd_stack import FREE, IDLE, LEASE_OVER_WITHIN, PATIENT, becomes_free, metric, stranded
 from tests.support.processes import ServerProcess, free_port, orchestrator_server, render_tier_server
 from tests.support.video_corpus import file_url, film, frames_url, part
-from tests.vllm.torchvision_reference import ROOT, torchvision_path
+from tests.vllm.torchvision_reference import python_path
 
 NAME = "eye"
-DECLARATIONS = Path(__file__).resolve().parent / "torchvision_path"
 FAMILIES = os.environ.get("SEEING_FAMILIES", "qwen2_5_vl").split()
 DRAWN = ("--load-format", "drawn", "--worker-extension-cls", "tests.vllm.drawn_weights.DrawnWeights")
 
@@ -69,12 +68,12 @@ def engine(model: Path, role: str, *more: str, log_dir: Path) -> ServerProcess:
         f"vllm-{role}",
         *("serve", model),
         *("--served-model-name", NAME, *options, "--enable-scale-out"),
+        "--trust-remote-code",  # which InternVL's own configuration is
         # What the largest image would take is not measured: minutes on a CPU.
         *("--skip-mm-profiling", "--max-model-len", "8192", *DRAWN, *vllm.DEVELOPMENT_OPTIONS, *more),
         log_dir=log_dir,
     )
-    path = os.pathsep.join([str(DECLARATIONS), torchvision_path(), str(ROOT)])
-    process.env |= vllm_cpu.side_channel(free_port()) | vllm.DEVELOPMENT | {"PYTHONPATH": path}
+    process.env |= vllm_cpu.side_channel(free_port()) | vllm.DEVELOPMENT | {"PYTHONPATH": python_path()}
     return process
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.video_pixel_cases import drawn
 from tests.support.video_pixels import ours
-from tests.vllm.record_video_pixels import torchvision_video_pixels
+from tests.vllm.torchvision_reference import torchvision_video_pixels
 
 pytestmark = pytest.mark.vllm
 

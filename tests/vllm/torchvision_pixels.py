@@ -15,24 +15,17 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import torchvision
+import transformers
+from PIL import Image
+from transformers.models.gemma3.processing_gemma3 import Gemma3ProcessorKwargs
+from transformers.models.internvl.processing_internvl import InternVLProcessorKwargs
 
-# torchvision's package from PyPI is built for CUDA, so its operators do not load beside a torch for the CPU.
-# No image processor uses them, but the package registers the shapes of these two when it is imported.
-operators = torch.library.Library("torchvision", "DEF")
-for operator in ("nms", "qnms"):
-    operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-import numpy as np  # noqa: E402
-import numpy.typing as npt  # noqa: E402
-import torchvision  # noqa: E402
-import transformers  # noqa: E402
-from PIL import Image  # noqa: E402
-from transformers.models.gemma3.processing_gemma3 import Gemma3ProcessorKwargs  # noqa: E402
-from transformers.models.internvl.processing_internvl import InternVLProcessorKwargs  # noqa: E402
-
-from tests.support.pixel_cases import MODELS, OF_ITS_OWN, Case, summary  # noqa: E402
-from vllm.transformers_utils.processors.internvl import InternVLImageProcessor  # noqa: E402
+from tests.support.pixel_cases import MODELS, OF_ITS_OWN, Case, summary
+from vllm.transformers_utils.processors.internvl import InternVLImageProcessor
 
 
 def reference(case: Case) -> dict[str, list[Any]] | None:

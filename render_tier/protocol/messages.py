@@ -73,7 +73,7 @@ def _check_content(index: int, role: str, message: dict[str, Any]) -> None:
             raise _fault(index, location, "string_type", "Input should be a valid string", text)
     if role in KNOWN_ROLES and not any(_is_typed_part(part) for part in content):
         message_text = f"no valid content part in the {role} message's content list"
-        raise invalid(f"messages.{index}: {message_text}")
+        raise invalid(f"messages.{index}: {message_text}: the first {_lack(content[0])}")
 
 
 PART_FIELDS = {
@@ -113,6 +113,17 @@ def _is_typed_part(part: Any) -> bool:
         is_named = kind in MEDIA_FIELDS and part.get("uuid") is not None
         return is_named or part.get(PART_FIELDS[kind]) is not None
     return kind is None and any(field in part for field in MEDIA_FIELDS)
+
+
+def _lack(part: Any) -> str:
+    """What a part that is not valid is."""
+    if not isinstance(part, dict):
+        return "is a string and has no 'type'"
+    kind = part.get("type")
+    if not isinstance(kind, str):
+        return "has no 'type'"
+    missing = f" and has no {PART_FIELDS[kind]!r}" if kind in PART_FIELDS else ""
+    return f"is of type {kind[:100]!r}{missing}"
 
 
 def _check_tool_calls(index: int, calls: Any) -> None:

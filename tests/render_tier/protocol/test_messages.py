@@ -125,3 +125,18 @@ def test_fault_is_located() -> None:
         ChatCompletionRequest.parse({"messages": [user("a"), assistant(call(function={"name": "f"}))]})
     assert refused.value.type == "Bad Request"
     assert refused.value.param == "body.messages.1.tool_calls.0.function.arguments"
+
+
+@pytest.mark.parametrize(
+    ("part", "lack"),
+    [
+        ({"type": "image_pil", "image_pil": "x"}, "is of type 'image_pil'"),
+        ({"type": "text", "content": "x"}, "is of type 'text' and has no 'text'"),
+        ({"type": "image_url"}, "is of type 'image_url' and has no 'image_url'"),
+        ({"text": "x"}, "has no 'type'"),
+        ("x", "is a string and has no 'type'"),
+    ],
+)
+def test_a_list_without_a_valid_part_says_what_the_first_one_lacks(part: Any, lack: str) -> None:
+    with pytest.raises(BadRequest, match=f"messages.0: .*: the first {lack}$"):
+        ChatCompletionRequest.parse({"messages": [user([part])]})

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/api.md from the services' routes, messages and errors.
 
-python scripts/api_reference.py          # write
-python scripts/api_reference.py --check  # exit 1 when the file is not what the code says
+Run: python scripts/api_reference.py
 """
 
 from __future__ import annotations
@@ -249,12 +248,5 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def main() -> int:
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page() else 1
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

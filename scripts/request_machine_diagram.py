@@ -1,12 +1,10 @@
 """Write docs/request-machine.md from the tables of `orchestrator.core.request_table`.
 
-python scripts/request_machine_diagram.py          # write
-python scripts/request_machine_diagram.py --check  # exit 1 when the file is not what the tables say
+Run: python scripts/request_machine_diagram.py
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,12 +88,5 @@ def page() -> str:
     return "\n".join(sections) + "\n"
 
 
-def main() -> int:
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page() else 1
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page(), encoding="utf-8")

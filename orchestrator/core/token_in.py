@@ -106,7 +106,9 @@ def read_token_request(body: bytes) -> TokenRequest:
         raise BadRequest("output_mode must be 'tokens': this endpoint has no text", param="output_mode")
     if head.content_parts:
         raise BadRequest(
-            "content_parts are not read here: send the features that render gives", param="content_parts"
+            "content_parts are not read here, as engines fetch what they name: send the features that render"
+            " gives, or the chat itself",
+            param="content_parts",
         )
     try:
         media = read_media(head.features, len(head.token_ids))

@@ -23,6 +23,8 @@ BACKGROUND: Color = (255, 255, 255)
 ORIENTATION = 0x0112
 TURNED, SIDEWAYS = range(2, 9), range(5, 9)
 """Values of EXIF's orientation that are not upright; those that swap width and height."""
+LONGEST_SIDE = 1 << 16
+"""Pixels. The weights by which a longer one is shrunk take gigabytes, however few pixels the other has."""
 JPEGS = ("JPEG", "MPO")
 MOST_SCANS = 100
 """Of a JPEG, of which encoders write some ten; libtiff's bound for those within a TIFF."""
@@ -59,6 +61,10 @@ class OpenedImage:
         with _faults_of_the_file():
             image = _opened(data)
         width, height = image.size
+        if max(width, height) > LONGEST_SIDE:
+            raise ImageTooLarge(
+                f"the image has {width}x{height} pixels; at most {LONGEST_SIDE} a side are allowed"
+            )
         if width * height > max_pixels:
             raise ImageTooLarge(
                 f"the image has {width}x{height} pixels ({width * height}); at most {max_pixels} are allowed"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from render_tier.multimodal.decoding import UnreadableImage
+from render_tier.multimodal.decoding import LONGEST_SIDE, UnreadableImage
 from render_tier.multimodal.videos.decoder_process import DecoderPool
 from render_tier.multimodal.videos.opened import Frame, FramesMissing, check_pixels
 from render_tier.multimodal.videos.sampling import Facts, Sampling, UnknownRate, chosen, file_facts
 
-MOST_COUNTED, LONGEST_SIDE = 1 << 24, 1 << 16
+MOST_COUNTED = 1 << 24
 
 
 def is_container(data: bytes) -> bool:

@@ -77,6 +77,18 @@ def test_bomb_is_refused_by_its_header() -> None:
         opened(png_of(50_000, 50_000))
 
 
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_side_has_its_bound(turn: bool) -> None:
+    """Of a picture a pixel high and millions wide the weights of its resize took gigabytes."""
+
+    def strip(length: int) -> bytes:
+        return images.file(Image.new("1", (1, length) if turn else (length, 1)))
+
+    assert set(opened(strip(65536)).size) == {1, 65536}
+    with pytest.raises(ImageTooLarge, match="at most 65536 a side"):
+        opened(strip(65537))
+
+
 def test_frame_larger_than_its_canvas() -> None:
     """A GIF is as large as its first frame, whatever its head says."""
     head = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\x00\x00\x00\xff\xff\xff"

@@ -154,12 +154,12 @@ class ImagePreparation:
         self.family = family
         self.processor = self._engines_processor = processor
         self.pictured = family.in_runs and in_runs == "pictures"
-        cannot = in_runs == "refused" or (family.is_own_format and not self.pictured)
+        refused = in_runs == "refused" or (family.is_own_format and not self.pictured)
         self._options = ImageOptions()
         self._model = model
         self._float_type: FloatType = float_type
         self._as_bytes = as_bytes
-        self.refusal = REFUSED if family.in_runs and cannot else None
+        self.refusal = REFUSED if family.in_runs and refused else None
         """Of every image, where none is taken."""
         self.max_pixels = max_pixels
         self.cache = ItemCache(cache_bytes)

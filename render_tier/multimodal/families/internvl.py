@@ -19,8 +19,8 @@ from render_tier.multimodal.families.video import VideoForm, VideoPlaces
 from render_tier.multimodal.item import Arrays, ImageLayout
 
 BEGIN, CONTEXT, END, VIDEO = "<img>", "<IMG_CONTEXT>", "</img>", "<video>"
-KEPT = 8
-"""Numbers of frames whose lines are kept."""
+KEPT = 4
+"""Numbers of frames whose tokens are kept."""
 
 
 def internvl(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
@@ -47,19 +47,22 @@ def internvl_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: En
     """Raises ModelLoadError for a tokenizer without the tokens."""
     tokens_of_tile = _tokens_of_tile(config)
     video = required_id(vocabulary, VIDEO)
-    lines = frame_lines(encode, VIDEO)
 
-    def replacement(places: VideoPlaces) -> Replacement:
-        count = tokens_of_tile(places.width, places.height)
+    @lru_cache(maxsize=KEPT)
+    def of_frames(frames: int, count: int) -> Replacement:
+        lines = "\n".join(f"Frame{number}: {BEGIN}{VIDEO}{END}" for number in range(1, frames + 1))
         ids: list[int] = []
         starts = []
-        for token in lines(places.groups):
+        for token in encode(lines):
             if token == video:
                 starts.append(len(ids))
                 ids += [video] * count
             else:
                 ids.append(token)
         return Replacement(tuple(ids), starts[0], count, later=tuple(starts[1:]), of_video=True)
+
+    def replacement(places: VideoPlaces) -> Replacement:
+        return of_frames(places.groups, tokens_of_tile(places.width, places.height))
 
     return VideoForm(
         mark=VIDEO,
@@ -71,16 +74,6 @@ def internvl_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: En
         replacement=replacement,
         items=_frames,
     )
-
-
-def frame_lines(encode: Encode, token: str) -> Callable[[int], tuple[int, ...]]:
-    """The tokens that say of so many frames which each is, with one ``token`` in the place of each."""
-
-    @lru_cache(maxsize=KEPT)
-    def lines(frames: int) -> tuple[int, ...]:
-        return tuple(encode("\n".join(f"Frame{n}: {BEGIN}{token}{END}" for n in range(1, frames + 1))))
-
-    return lines
 
 
 def _frames(arrays: Arrays) -> list[Arrays]:

@@ -17,11 +17,13 @@ from PIL import Image
 
 from render_tier.model import ModelLoadError
 from render_tier.server.service import Service
+from tests.support import video_corpus
 from tests.support.image_corpus import PATH, chat, part, text
 from tests.support.images import file
 from tests.support.pixel_cases import image
 from tests.support.render_app import app_client, idle, load_service, settings_for
 from tests.support.tiled_models import FIRST_ADDED, RECORDED, SHOWN, TEXTS, digest, lay_out
+from tests.support.video_corpus import film, frames_url
 
 NAME = "internvl_chat"
 RUNS = "a\t\t<image>b"
@@ -44,10 +46,12 @@ def with_places(words: str) -> dict[str, Any]:
 
 
 async def answers(directory: Path, *requests: tuple[str, Any], **settings: Any) -> list[httpx.Response]:
+    """Without pixels."""
     made = settings_for(directory, **settings)
     app, client = await app_client(made, await to_thread(load_service, made))
+    named = [(path, body | ({"mm_payload": "none"} if path == PATH else {})) for path, body in requests]
     try:
-        return [await client.post(path, json=body) for path, body in requests]
+        return [await client.post(path, json=body) for path, body in named]
     finally:
         await client.aclose()
         await idle(app)
@@ -80,6 +84,35 @@ async def test_special_tokens_of_users_are_kept_apart_from_places(
     (where,) = literal.json()["features"]["mm_placeholders"]["image"]
     assert ids.count(context) == where["length"]
     assert ids[where["offset"] : where["offset"] + where["length"]] == [context] * where["length"]
+
+
+async def test_videos_are_placed_as_images_are(directory: Path) -> None:
+    film_part = video_corpus.part(frames_url(film(2, 64, 48)))
+    bodies = [chat(text(words), film_part, IMAGE) for words in ("See?", "See <video> and\t\t<image>b")]
+    requests = [(PATH, body) for body in bodies] + [("/tokenize", body) for body in bodies]
+    plain = [each.json() for each in await answers(directory, *requests)]
+    guarded = [each.json() for each in await answers(directory, *requests, escape_user_specials=True)]
+    ids = [each["token_ids"] for each in plain[:2]]
+    assert [each["tokens"] for each in plain[2:]] == ids
+    assert [each["token_ids"] for each in guarded[:2]] == ids
+    assert [each["tokens"] for each in guarded[2:]] == ids
+    context, frame = FIRST_ADDED + 2, 151656
+    for answer in plain[:2]:
+        found = [
+            set(answer["token_ids"][where["offset"] : where["offset"] + where["length"]])
+            for where in answer["features"]["mm_placeholders"]["image"]
+        ]
+        assert found == [{frame}, {frame}, {context}]
+
+
+async def test_a_request_may_say_how_many_tiles(directory: Path) -> None:
+    asked: list[dict[str, Any]] = [{"max_dynamic_patch": 1}, {"dynamic_image_size": False}, {"foo": 1}]
+    bodies = [{**chat(IMAGE), "mm_processor_kwargs": each} for each in asked]
+    *one, refused = await answers(directory, *((PATH, body) for body in bodies), trust_request_mm_kwargs=True)
+    for answer in one:
+        assert [where["length"] for where in answer.json()["features"]["mm_placeholders"]["image"]] == [256]
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "mm_processor_kwargs.foo"
 
 
 @pytest.mark.parametrize("guarded", [False, True])

@@ -18,7 +18,7 @@ import msgspec
 
 from orchestrator.core.keys import Grant
 from orchestrator.core.legs import RenderedPrompt, with_media_named
-from render_tier.protocol.errors import BadRequest, NotFound
+from render_tier.protocol.errors import ApiError, BadRequest, NotFound
 
 OUTPUT_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
 """How the APIs call what bounds the output."""
@@ -96,6 +96,11 @@ class Access:
         if "x-session-id" in kept:
             kept["x-session-id"] = self.tenancy.session(self.grant.tenant, kept["x-session-id"])
         return kept
+
+    def told(self, error: ApiError, model: str | None) -> ApiError:
+        """``error`` as the client may see it: who does not serve ``model`` may say what it serves instead."""
+        about_models = error.status == 404 and error.param == "model" and self.grant.models is not None
+        return unknown_model(model or "") if about_models else error
 
     def sees(self, model: str) -> bool:
         return self.grant.models is None or model in self.grant.models

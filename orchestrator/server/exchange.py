@@ -299,7 +299,9 @@ class Exchange:
         if error.retry_after is None and error.status in (429, 503):
             error.retry_after = self.services.admission.retry_after("requests")
         self.timing.mark("finished", perf_counter())
-        self.outbox.fail(error, self.answer.dialect.error_frames(error))
+        access = self._request.access
+        told = error if access is None else access.told(error, self._request.model)
+        self.outbox.fail(told, self.answer.dialect.error_frames(told))
         self._post_all(Event.SIBLING_FAILED)
 
     def run_over(self) -> None:

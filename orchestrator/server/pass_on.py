@@ -74,3 +74,5 @@ class RenderTierEndpoint:
                 return await on_render_members(services, "render", settings.policy.render_attempts, call)
         except TimeoutError as error:
             raise GatewayTimeout("the request took too long") from error
+        except ApiError as error:
+            raise (error if request.access is None else request.access.told(error, request.model)) from None

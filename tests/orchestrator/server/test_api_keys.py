@@ -28,7 +28,7 @@ from orchestrator.settings import parsed_config
 from render_tier.protocol.errors import NotFound
 from render_tier.protocol.validation import decode_object
 from tests.orchestrator.conftest import Launch, Stack, until
-from tests.orchestrator.faults import CHAT, GENERATE, Tier, serving
+from tests.orchestrator.faults import CHAT, GENERATE, Status, Tier, serving
 from tests.support.api_keys import api_key, bearer
 from tests.support.processes import orchestrator_server
 
@@ -182,6 +182,36 @@ async def test_a_key_for_some_models_sees_and_uses_those(launch: Launch) -> None
             assert [card["id"] for card in listed] == names
             single = await stack.http.get("/v1/models/scripted", headers=bearer(key))
             assert single.status_code == (200 if names else 404)
+        await stack.settled()
+
+
+@pytest.mark.parametrize(
+    ("path", "role", "asked"),
+    [
+        (CHAT, "render", "/v1/chat/completions/render"),
+        (COUNT, "render", COUNT),
+        (GENERATE, "decode", GENERATE),
+    ],
+)
+async def test_who_does_not_serve_a_model_does_not_tell_what_it_serves(
+    launch: Launch, path: str, role: str, asked: str
+) -> None:
+    """Render tiers and engines list their models to who asks for another one."""
+    one, ones = api_key("one", models=["gone"])
+    message = {
+        "message": "The model `gone` does not exist. Valid aliases: scripted.",
+        "type": "NotFoundError",
+    }
+    refusal = json.dumps({"error": message | {"param": "model", "code": 404}}).encode()
+    async with launch(settings=auth(ones)) as stack:
+        member = stack.render if role == "render" else stack.decode[0]
+        member.faults[asked].append(Status(404, refusal))
+        tokens = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}
+        answer = await ask(stack, one, path, model="gone", **(tokens if path == GENERATE else {}))
+        assert not member.faults[asked]
+        assert answer.status_code == 404
+        assert "gone" in answer.text
+        assert "scripted" not in answer.text
         await stack.settled()
 
 

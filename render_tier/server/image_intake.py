@@ -11,25 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from render_tier.media_limits import DEFAULT_LIMIT
-from render_tier.model import ModelLoadError
-from render_tier.multimodal.addresses import networks
 from render_tier.multimodal.decoding import ImageTooLarge, UnreadableImage
 from render_tier.multimodal.families import Replacement
 from render_tier.multimodal.hashing import owned_hash
 from render_tier.multimodal.item import ImageRefused
 from render_tier.multimodal.names import ImageNames
 from render_tier.multimodal.prepared import ImagePreparation, LoadedImage, Prepared
-from render_tier.multimodal.remote import FetchFailed, RemoteImages, RemoteRules
-from render_tier.multimodal.silent_decoders import silence_decoders
+from render_tier.multimodal.remote import FetchFailed, RemoteImages
 from render_tier.multimodal.sources import (
     SourceRefused,
-    SourceRules,
     is_data,
     is_remote,
     listed_frames,
@@ -37,14 +31,16 @@ from render_tier.multimodal.sources import (
 )
 from render_tier.multimodal.videos.opening import VideoSource
 from render_tier.multimodal.videos.prepared import LoadedVideo
-from render_tier.multimodal.vision import PromptImage, Vision
-from render_tier.protocol.errors import ApiError, BadRequest, ImageRequired, PayloadTooLarge
+from render_tier.multimodal.vision import PromptImage
+from render_tier.protocol.errors import ApiError, BadRequest, ImageRequired
 from render_tier.protocol.validation import invalid
 from render_tier.rendering.image_parts import ImagePart, Kind
 from render_tier.rendering.requested_images import RequestedImages
 from render_tier.server.memory_budget import MemoryBudget
 from render_tier.server.metrics import Metrics
 from render_tier.server.pools import WorkPool
+from render_tier.server.request_images import RequestImages
+from render_tier.server.served_images import ServedImages
 from render_tier.server.shared_work import SharedWork
 from render_tier.settings import Settings
 
@@ -52,67 +48,6 @@ Result = TypeVar("Result")
 Opened = LoadedImage | LoadedVideo | Prepared
 Keyed = tuple[bytes, Opened]
 """An image, and the key under which it is, or will be, kept."""
-FETCHES = 8
-"""Of one request at a time."""
-
-
-class RequestImages:
-    """One request's images, and the memory that it holds for them. ``jobs``: how many of its jobs are with
-    the threads or wait for one, at a time."""
-
-    def __init__(self, jobs: int = 1) -> None:
-        self.images: list[PromptImage] = []
-        self.named: list[tuple[str, bytes, ImagePart]] = []
-        """What engines are told for the client's names, and the keys of the images that those are to stand
-        for."""
-        self.fetching = asyncio.Semaphore(FETCHES)
-        self._jobs = asyncio.Semaphore(jobs)
-        self._held: list[tuple[MemoryBudget, int]] = []
-        self._files_left = 0
-        self.tokens = 0
-        """Of those that are loaded."""
-
-    async def run(self, pool: WorkPool, work: Callable[[], Result]) -> Result:
-        """As the pool does. What else the request has for it waits here: no request is refused, and nobody
-        waits, for the number of its images."""
-        async with self._jobs:
-            return await pool.run(work)
-
-    async def take_for_files(self, budget: MemoryBudget, at_most: int) -> None:
-        """Raises Overloaded."""
-        self._files_left = min(at_most, budget.total)
-        await budget.take(self._files_left)
-        self._held.append((budget, self._files_left))
-
-    def received(self, data: bytes) -> None:
-        """Raises PayloadTooLarge when there is more than what was taken for it."""
-        self._files_left -= len(data)
-        if self._files_left < 0:
-            raise PayloadTooLarge("the files of the prompt's images are too large together", param="messages")
-
-    async def take_for_items(self, budget: MemoryBudget, amount: int) -> None:
-        """Raises Overloaded, and PayloadTooLarge for more than there ever is."""
-        if amount > budget.total:
-            raise PayloadTooLarge(
-                f"the images of the prompt take {amount} bytes, of which {budget.total} are allowed",
-                param="messages",
-            )
-        await budget.take(amount)
-        self._held.append((budget, amount))
-
-    def release(self) -> None:
-        while self._held:
-            budget, amount = self._held.pop()
-            budget.give_back(amount)
-
-
-@dataclass(frozen=True)
-class ServedImages:
-    """What is read once, before the process serves."""
-
-    vision: Vision
-    local: Mapping[Kind, SourceRules]
-    remote: Mapping[Kind, RemoteRules]
 
 
 class ImageIntake:
@@ -362,39 +297,3 @@ def _sources(parts: Sequence[ImagePart], names: Sequence[str | None]) -> list[in
 
 def _item_bytes(image: Opened) -> int:
     return image.size if isinstance(image, Prepared) else image.item_bytes
-
-
-def served_images(vision: Vision, settings: Settings) -> ServedImages:
-    """Raises ModelLoadError for a setting that names what there is not."""
-    silence_decoders()
-    local, remote = _local_rules(settings), _remote_rules(settings)
-    local_videos = replace(local, what="video", max_bytes=settings.max_video_bytes)
-    remote_videos = replace(
-        remote, what="video", max_bytes=settings.max_video_bytes, seconds=settings.video_fetch_seconds
-    )
-    return ServedImages(
-        vision, {"image": local, "video": local_videos}, {"image": remote, "video": remote_videos}
-    )
-
-
-def _local_rules(settings: Settings) -> SourceRules:
-    directory = None
-    if settings.allowed_local_media_path:
-        directory = Path(settings.allowed_local_media_path).resolve()
-        if not directory.is_dir():
-            raise ModelLoadError(f"--allowed-local-media-path: {directory} is not a directory")
-    return SourceRules(settings.max_image_bytes, directory)
-
-
-def _remote_rules(settings: Settings) -> RemoteRules:
-    try:
-        allowed = networks(settings.allowed_media_networks)
-    except ValueError as error:
-        raise ModelLoadError(f"--allowed-media-networks: {error}") from None
-    return RemoteRules(
-        max_bytes=settings.max_image_bytes,
-        seconds=settings.image_fetch_seconds,
-        max_redirects=settings.max_image_redirects,
-        domains=frozenset(settings.allowed_media_domains),
-        networks=allowed,
-    )

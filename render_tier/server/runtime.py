@@ -21,7 +21,8 @@ from render_tier.server.tracing import Tracing, open_tracing
 from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
-    from render_tier.server.image_intake import ImageIntake, ServedImages
+    from render_tier.server.image_intake import ImageIntake
+    from render_tier.server.served_images import ServedImages
 
 log = structlog.get_logger()
 PUBLISH_SECONDS = 1.0

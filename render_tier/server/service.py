@@ -23,7 +23,7 @@ from render_tier.settings import Settings
 
 if TYPE_CHECKING:  # loaded only with a model that takes images
     from render_tier.multimodal.videos.opening import VideoOpener
-    from render_tier.server.image_intake import ServedImages
+    from render_tier.server.served_images import ServedImages
 
 log = structlog.get_logger()
 Fallback = Literal["unavailable", "parity"]
@@ -127,7 +127,7 @@ def _images(settings: Settings, assets: ModelAssets, engine: EngineSlot) -> Serv
         return None
     try:
         from render_tier.multimodal.vision import open_vision
-        from render_tier.server.image_intake import served_images
+        from render_tier.server.served_images import served_images
     except ImportError as error:
         log.warning("images_refused", reason=f"the extra multimodal is not installed: {error}")
         return None

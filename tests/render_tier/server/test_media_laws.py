@@ -25,11 +25,14 @@ from tests.support.video_corpus import film, frames_url
 
 MODELS = {
     "gemma3": vision_models,
+    "internvl_chat": video_models,
     "internvl_small": video_models,
     "qwen2_5_vl": video_models,
     "qwen3_vl": video_models,
 }
 NO_VIDEOS = "gemma3"
+SPELLED = "internvl_chat"
+"""A text that spells `<image>` is the place of one."""
 Json = dict[str, Any]
 
 
@@ -92,7 +95,8 @@ VIDEOS = st.builds(video_part, st.integers(2, 5), SIDES, SIDES)
 
 
 def chats(name: str) -> st.SearchStrategy[list[Json]]:
-    part = TEXTS | IMAGES if name == NO_VIDEOS else TEXTS | IMAGES | VIDEOS
+    texts = TEXTS.filter(lambda part: part["text"] != "<image>") if name == SPELLED else TEXTS
+    part = texts | IMAGES if name == NO_VIDEOS else texts | IMAGES | VIDEOS
     contents = st.lists(st.lists(part, min_size=1, max_size=5), min_size=1, max_size=3)
     return contents.map(
         lambda each: [

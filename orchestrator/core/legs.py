@@ -84,6 +84,8 @@ class RenderedPrompt:
     """Of media that encoders have taken, by hash: what the engine needs to find it, in encoders' words."""
     pictures: Pictures | None = None
     """What engines are given of ``media`` in place of features."""
+    warnings: Sequence[str] = ()
+    """What render did not take from the request as it is."""
 
     @property
     def features_bytes(self) -> int:
@@ -136,6 +138,7 @@ class _Head(msgspec.Struct):
     features: Features | None = None
     content_parts: list[msgspec.Raw] | None = None
     content_places: list[Place] | None = None
+    warnings: list[str] = []
 
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -175,6 +178,7 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
         lacks_data=lacking,
         strings=strings,
         pictures=pictures,
+        warnings=head.warnings,
     )
 
 

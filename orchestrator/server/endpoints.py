@@ -14,6 +14,7 @@ import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.core.dialects import DIALECTS, Dialect
+from orchestrator.core.warnings import warnings_header
 from orchestrator.hops.render import Endpoint
 from orchestrator.server.asking import access_of, client_headers, sees_members
 from orchestrator.server.direct_send import DirectSend
@@ -98,6 +99,8 @@ async def _answer(exchange: Exchange, response_id: str, send: Send) -> None:
     explained = [] if explanation is None else [(b"x-pd-decisions", explanation)]
     if exchange.continuation_header is not None:
         explained.append((b"x-pd-continuation", exchange.continuation_header))
+    if exchange.warnings:
+        explained.append((b"x-pd-warnings", warnings_header(exchange.warnings)))
     if first is None:
         # An error, or nobody is there any more.
         if outbox.error is not None:

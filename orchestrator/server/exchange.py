@@ -406,6 +406,11 @@ class Exchange:
         await self._conversation.keep(self.answer.prompts[0], output)
 
     @property
+    def warnings(self) -> list[str]:
+        """What render says of the request, once it has answered."""
+        return [warning for prompt in self.answer.prompts for warning in prompt.warnings]
+
+    @property
     def continuation_header(self) -> bytes | None:
         """What became of the turn that the client named, once render has answered."""
         return None if self._conversation is None else self._conversation.header

@@ -159,6 +159,8 @@ class Tier:
         """What it says, as a render tier, of the images of every prompt."""
         self.pictures: dict[str, Any] = {}
         """What it says of them in their place."""
+        self.warnings: list[str] | None = None
+        """What it says, as a render tier, of every request."""
         self.fingerprint = ""
         self.known_items: list[str] = []
         """As a render tier: what the orchestrator has said that it has, with each request."""
@@ -514,6 +516,7 @@ class Tier:
             "cache_salt": body.get("cache_salt"),
             "features": self.features,
             **self.pictures,
+            **({} if self.warnings is None else {"warnings": self.warnings}),
             "unknown_field": {"kept": [1, 2.5, "x"]},
         }
 

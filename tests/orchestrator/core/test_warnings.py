@@ -1,0 +1,23 @@
+"""What render says of a request fits a header, whatever it is."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.core.warnings import warnings_header
+
+
+@given(st.lists(st.text(max_size=40), min_size=1), st.integers(40, 400))
+def test_the_first_ones_that_fit_and_how_many_more_there_are(warnings: list[str], most: int) -> None:
+    header = warnings_header(warnings, most=most)
+    assert len(header) <= most
+    assert header.isascii()
+    assert header.decode().isprintable()
+    shown = json.loads(header)
+    if shown != warnings:
+        *first, last = shown
+        assert first == warnings[: len(first)]
+        assert last == f"and {len(warnings) - len(first)} more"

@@ -113,7 +113,7 @@ docs: check-python ## docs as a site, in build/docs (fetches mkdocs-material)
 
 sbom: check-python ## a bill of materials of each image's Python packages (CycloneDX), in build/sbom
 	@$(PYTHON) -m venv .cache/sbom && .cache/sbom/bin/pip install -q cyclonedx-bom==7.5.0 && mkdir -p build/sbom
-	for image in render multimodal orchestrator engine; do .cache/sbom/bin/cyclonedx-py requirements deploy/docker/$$image.lock \
+	for image in render multimodal multimodal-video orchestrator engine; do .cache/sbom/bin/cyclonedx-py requirements deploy/docker/$$image.lock \
 	  --output-reproducible --output-format JSON --output-file build/sbom/$$image.cdx.json || exit 1; done
 
 board: venv ## deploy/grafana/board.json anew from scripts/grafana_board.py

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The images of deploy/docker without a registry and without a daemon, on Debian, as root: apt-get install buildah mmdebstrap
 #
-#   scripts/local_images.sh [TARGET...]      render, multimodal, orchestrator, engine: all of them unless told
+#   scripts/local_images.sh [TARGET...]      those of the Dockerfile: all of them unless told
 #
 # Where the base image is not there yet, one of its name is made of Debian's packages: trixie with its Python 3.13. It
 # stands for the real one in a try; what is deployed is built on the real one.
@@ -25,11 +25,11 @@ if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
   buildah commit --quiet --rm "$container" "$base"
 fi
 
-[ $# -gt 0 ] || set -- render multimodal orchestrator engine
+[ $# -gt 0 ] || set -- render multimodal multimodal-video orchestrator engine
 for target; do
   case $target in
     render) name=render-tier:$version ;;
-    multimodal) name=render-tier:$version-multimodal ;;
+    multimodal*) name=render-tier:$version-$target ;;
     orchestrator) name=pd-orchestrator:$version ;;
     engine) name=embedded-engine:$version ;;
     *) echo "no target of the Dockerfile: $target" >&2; exit 2 ;;

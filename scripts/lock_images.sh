@@ -14,6 +14,7 @@ lock() { # lock NAME SOURCE OPTION...
 }
 lock render pyproject.toml --extra harmony --extra otel
 lock multimodal pyproject.toml --extra harmony --extra multimodal --extra otel
+lock multimodal-video pyproject.toml --extra harmony --extra image-kernels --extra multimodal --extra otel --extra video
 lock orchestrator pyproject.toml --extra dns --extra kv-events --extra otel --extra redis
 lock engine pyproject.toml --extra demo
 echo "setuptools==$("$uv" --quiet pip compile - --no-header --no-annotate --no-emit-index-url <<<'setuptools>=77' | cut -d= -f3)" |

@@ -33,6 +33,7 @@ APPS = {"render-tier": render_cli.app, "pd-orchestrator": orchestrator_cli.app}
 EXTRAS = {
     "render": ("harmony", "otel"),
     "multimodal": ("harmony", "multimodal", "otel"),
+    "multimodal-video": ("harmony", "image-kernels", "multimodal", "otel", "video"),
     "orchestrator": ("dns", "kv-events", "otel", "redis"),
     "engine": ("demo",),
 }
@@ -89,15 +90,16 @@ def test_what_an_image_installs_is_pinned_hashed_and_as_tested(image: str) -> No
     assert not ({"numpy", "pillow", "torch", "transformers", "vllm"} - wanted) & set(locked)
 
 
-def test_the_image_for_models_with_vision_is_the_text_models_and_what_images_take() -> None:
-    text, vision = ((DOCKER / f"{image}.lock").read_text() for image in ("render", "multimodal"))
-    assert set(text.splitlines()) < set(vision.splitlines())
-    [_, _, render], [_, _, multimodal] = (
+def test_images_for_models_with_vision_are_the_text_models_and_what_images_and_videos_take() -> None:
+    images = ("render", "multimodal", "multimodal-video")
+    text, vision, video = (set((DOCKER / f"{image}.lock").read_text().splitlines()) for image in images)
+    assert text < vision < video
+    [_, _, render], *others = (
         INSTRUCTIONS[at : at + 3]
         for at, instruction in enumerate(INSTRUCTIONS)
-        if instruction in [("FROM", f"runtime AS {image}") for image in ("render", "multimodal")]
+        if instruction in [("FROM", f"runtime AS {image}") for image in images]
     )
-    assert render == multimodal
+    assert [start for _, _, start in others] == [render] * 2
 
 
 def test_every_image_is_confined_and_checks_itself() -> None:
@@ -118,9 +120,9 @@ def test_every_image_is_confined_and_checks_itself() -> None:
 def test_images_start_commands_that_exist() -> None:
     started = [json.loads(argument) for word, argument in INSTRUCTIONS if word == "ENTRYPOINT"]
     assert [words[:2] for words in started] == [
-        ["render-tier", "serve"], ["render-tier", "serve"], ["pd-orchestrator", "serve"],
-        ["pd-orchestrator", "engine"],
-    ]  # fmt: skip
+        *[["render-tier", "serve"]] * 3,
+        *(["pd-orchestrator", "serve"], ["pd-orchestrator", "engine"]),
+    ]
     for words in started:
         check_words(*words)
 

@@ -40,25 +40,33 @@ class KvSize:
         return kept * self.layer_bytes
 
 
-def kv_size(config: Mapping[str, Any], kv_dtype: str | None = None) -> KvSize:
+def kv_size(config: Any, kv_dtype: str | None = None) -> KvSize:
     """``config``: the content of config.json. ``kv_dtype``: what the cache holds, by default the model's own
     number type. Raises ``UnknownShape``."""
-    text = config.get("text_config", config)
+    if not isinstance(config, Mapping):
+        raise UnknownShape("the configuration is not an object")
+    text = config.get("text_config") or config
+    if not isinstance(text, Mapping):
+        raise UnknownShape("text_config is not an object")
     dtype = kv_dtype or text.get("dtype") or text.get("torch_dtype") or config.get("dtype")
     dtype = dtype or config.get("torch_dtype")
-    if dtype not in NUMBER_BYTES:
-        raise UnknownShape(f"dtype {dtype!r} is none of {', '.join(NUMBER_BYTES)}: name the cache's own")
+    if not isinstance(dtype, str) or dtype not in NUMBER_BYTES:
+        told = "the configuration names no dtype" if dtype is None else f"dtype {dtype!r} is not known"
+        raise UnknownShape(f"{told}: name the cache's own (kv-dtype), one of {', '.join(NUMBER_BYTES)}")
     layers = _count(text, "num_hidden_layers")
     if "kv_lora_rank" in text and text["kv_lora_rank"] is not None:
         numbers = _count(text, "kv_lora_rank") + _count(text, "qk_rope_head_dim")
     else:
         heads = _count(text, "num_attention_heads")
-        kv_heads = text.get("num_key_value_heads") or heads
-        numbers = 2 * kv_heads * (text.get("head_dim") or _count(text, "hidden_size") // heads)
+        kv_heads = _count(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
+        size = _count(text, "head_dim") if text.get("head_dim") else _count(text, "hidden_size") // heads
+        numbers = 2 * kv_heads * size
     kinds = text.get("layer_types") or ["full_attention"] * layers
-    window = text.get("sliding_window") or 0
+    if not isinstance(kinds, list):
+        raise UnknownShape("layer_types is not a list")
+    window = _count(text, "sliding_window") if text.get("sliding_window") else 0
     known = ("full_attention", "sliding_attention", *WITHOUT_KV)
-    strange = sorted(set(kinds) - set(known))
+    strange = sorted({str(kind) for kind in kinds} - set(known))
     if strange or len(kinds) != layers:
         raise UnknownShape(f"layer_types: {', '.join(strange) or f'{len(kinds)} of {layers} layers'}")
     if "sliding_attention" in kinds and not window:

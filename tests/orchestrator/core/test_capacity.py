@@ -132,6 +132,14 @@ def test_a_window_bounds_what_its_layers_keep() -> None:
     ("change", "named"),
     [
         ({"dtype": "int4"}, "int4"),
+        ({"dtype": ["float32"]}, "not known"),
+        ({"dtype": None}, "names no dtype.*kv-dtype"),
+        ({"text_config": 5}, "text_config"),
+        ({"head_dim": "x"}, "head_dim"),
+        ({"num_key_value_heads": "x"}, "num_key_value_heads"),
+        ({"sliding_window": "x"}, "sliding_window"),
+        ({"layer_types": 5}, "layer_types"),
+        ({"layer_types": [None, []]}, "layer_types"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"layer_types": ["strange", "full_attention"]}, "strange"),
@@ -143,6 +151,11 @@ def test_a_configuration_that_does_not_tell_is_refused(change: dict[str, object]
     config = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "dtype": "float32"}
     with pytest.raises(UnknownShape, match=named):
         kv_size({**config, **change})
+
+
+def test_a_configuration_that_is_no_object_is_refused() -> None:
+    with pytest.raises(UnknownShape, match="not an object"):
+        kv_size([])
 
 
 # --- workloads

@@ -11,6 +11,14 @@ from tests.support import charts
 VARIANTS: dict[str, tuple[tuple[str, ...], bool]] = {
     "default": ((), False),
     "full": ((), True),
+    "encoders": (
+        (
+            "model.vision=true",
+            "engines.encode.replicas=2",
+            "engines.encodings.volume.persistentVolumeClaim.claimName=encodings",
+        ),
+        False,
+    ),
     "three-hops": (("engines.prefill.replicas=0", "render.autoscaling.kind=none"), False),
     "engines-alone": (
         ("render.enabled=false", "orchestrator.enabled=false", "networkPolicy.enabled=false"),

@@ -21,6 +21,7 @@ from orchestrator.settings import Settings as OrchestratorSettings
 from render_tier import cli as render_cli
 from render_tier.server.metrics import build_metrics
 from render_tier.settings import Settings as RenderSettings
+from tests.deploy.conftest import VARIANTS
 from tests.support import charts
 from tests.support.charts import Manifest
 
@@ -31,6 +32,7 @@ KINDS = {
     *("RoleBinding", "Secret", "Service", "ServiceAccount", "StatefulSet"),
 }
 POD_KINDS = ("Deployment", "StatefulSet")
+ENGINES = ("encode", "prefill", "decode")
 COMPONENT = "app.kubernetes.io/component"
 CUSTOM = json.loads((Path(__file__).parent / "custom_resources.json").read_text())
 
@@ -203,11 +205,12 @@ def test_settings_that_the_chart_writes_are_settings(
             roles = {member.role: member.service for member in settings.membership.kubernetes}
             assert roles["decode"].endswith("-decode")
             assert ("prefill" in roles) == (name != "three-hops")
+            assert ("encode" in roles) == (name == "encoders")
             for member in settings.membership.kubernetes:
                 assert member.port in {port["name"] for port in services[member.service]["spec"]["ports"]}
             assert settings.limits.body_bytes == (12582912 if name == "admin-key" else 25165824)
             written += 1
-    assert written == 5 + 3  # render tiers, and orchestrators without a Secret of their own
+    assert written == 6 + 4  # render tiers, and orchestrators without a Secret of their own
 
 
 def test_engines_are_started_with_flags_and_variables_that_are_tested_against_vllm(
@@ -215,21 +218,82 @@ def test_engines_are_started_with_flags_and_variables_that_are_tested_against_vl
 ) -> None:
     """tests/vllm/test_engines_doc.py holds those of docs/engines.md against vLLM itself."""
     for component, _, spec in pods(manifests):
-        if component not in ("prefill", "decode"):
+        if component not in ENGINES:
             continue
         engine = container(spec)
         words = [*engine["command"], *engine["args"]]
         assert words[:2] == ["vllm", "serve"]
         flags = {word for word in words if word.startswith("--")}
-        assert "--tokens-only" in flags
+        assert len(flags & {"--tokens-only", "--enable-scale-out"}) == 1
         assert flags <= set(re.findall(r"--[a-z][a-z-]+", ENGINES_DOC))
         named = {one["name"] for one in engine["env"] if one["name"].startswith(("VLLM_", "UCX_"))}
         assert named <= set(re.findall(r"\b(?:VLLM|UCX)_[A-Z_]+\b", ENGINES_DOC))
+        assert ("--kv-transfer-config" in flags) == (component != "encode")
+        if component == "encode":
+            continue
         transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
         assert transfer["kv_role"] == {"prefill": "kv_producer", "decode": "kv_consumer"}[component]
         assert "engine_id" not in transfer
         host = next(one for one in engine["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST")
         assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def embeddings(manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
+    """By component, what engines are told of the encodings of images."""
+    told = {}
+    for component, _, spec in pods(manifests):
+        words = container(spec).get("args", [])
+        if "--ec-transfer-config" in words:
+            told[component] = json.loads(words[words.index("--ec-transfer-config") + 1])
+            folder = Path(told[component]["ec_connector_extra_config"]["shared_storage_path"])
+            [mount] = [one for one in container(spec)["volumeMounts"] if one["name"] == "encodings"]
+            assert folder.parent == Path(mount["mountPath"])
+            assert not mount.get("readOnly")
+    return told
+
+
+@pytest.mark.parametrize(("prefills", "prompts"), [(2, "prefill"), (0, "decode")])
+def test_encoders_and_the_engines_that_compute_prompts_share_a_folder(prefills: int, prompts: str) -> None:
+    """With the arguments of docs/engines.md, which tests/vllm holds against vLLM itself."""
+    sets, _ = VARIANTS["encoders"]
+    told = embeddings(charts.objects(charts.render(sets=(*sets, f"engines.prefill.replicas={prefills}"))))
+    assert {component: one.pop("ec_role") for component, one in told.items()} == {
+        "encode": "ec_producer",
+        prompts: "ec_consumer",
+    }
+    assert told["encode"] == told[prompts]
+    [shown] = re.findall(r"'(\{\"ec_connector\".*?\})'", ENGINES_DOC)
+    assert told["encode"].keys() == json.loads(shown).keys() - {"ec_role"}
+    assert told["encode"]["ec_connector"] == json.loads(shown)["ec_connector"]
+    newer = embeddings(charts.objects(charts.render(sets=(*sets, "engines.generation=b"))))
+    assert newer["encode"]["ec_connector_extra_config"] != told["encode"]["ec_connector_extra_config"]
+
+
+@pytest.mark.parametrize("left_out", [0, 2])
+def test_encoders_without_vision_or_a_folder_are_refused(left_out: int) -> None:
+    sets, _ = VARIANTS["encoders"]
+    with pytest.raises(charts.RenderError, match=r"engines\.encode: encoders are of a model with vision"):
+        charts.render(sets=tuple(one for at, one in enumerate(sets) if at != left_out))
+
+
+@pytest.mark.parametrize(
+    ("sets", "tag"),
+    [
+        ((), ""),
+        (("model.videoFiles=true",), ""),
+        (("model.vision=true",), "-multimodal"),
+        (("model.vision=true", "model.videoFiles=true"), "-multimodal-video"),
+    ],
+)
+def test_the_render_tiers_image_is_that_of_what_the_model_takes(sets: tuple[str, ...], tag: str) -> None:
+    [image] = [
+        container(spec)["image"]
+        for component, _, spec in pods(charts.objects(charts.render(sets=sets)))
+        if component == "render"
+    ]
+    assert re.fullmatch(rf"render-tier:\d+\.\d+\.\d+{tag}", image)
+    if tag:
+        assert f"AS {tag[1:]}\n" in (charts.ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 
 
 def test_lease_and_generation_agree_between_engines_and_orchestrator() -> None:
@@ -329,7 +393,7 @@ def test_pods_end_after_their_longest_stream(manifests: list[Manifest]) -> None:
         left = spec["terminationGracePeriodSeconds"] - paused
         # A stream moves from one render tier to another; elsewhere it stays until its end.
         assert left > (40 if component == "render" else 600)
-        if component in ("prefill", "decode"):
+        if component in ENGINES:
             words = container(spec)["args"]
             assert 600 <= int(words[words.index("--shutdown-timeout") + 1]) < left
 
@@ -396,7 +460,7 @@ def _covers(allowed: dict[str, Any], named: dict[str, int], port: int) -> bool:
     return bool(first <= port <= allowed.get("endPort", first))
 
 
-@pytest.mark.parametrize("variant", ["default", "full"])
+@pytest.mark.parametrize("variant", ["default", "full", "encoders"])
 def test_who_reaches_whom(renderings: dict[str, list[Manifest]], variant: str) -> None:
     manifests = renderings[variant]
     labels = {component: labels for component, labels, _ in pods(manifests)} | {"stranger": {"app": "x"}}
@@ -404,14 +468,14 @@ def test_who_reaches_whom(renderings: dict[str, list[Manifest]], variant: str) -
     may = {
         (source, target, port)
         for source in labels
-        for target in ("render", "orchestrator", "prefill", "decode")
+        for target in labels.keys() - {"stranger"}
         for port in (http, side, ucx)
         if reaches(manifests, labels[source], target, port)
     }
     engines = ("prefill", "decode")
-    expected = {("orchestrator", target, http) for target in ("render", *engines)}
+    expected = {("orchestrator", target, http) for target in labels.keys() - {"orchestrator", "stranger"}}
     expected |= {(a, b, port) for a in engines for b in engines for port in (side, ucx)}
-    if variant == "default":  # clients are not named
+    if variant != "full":  # clients are not named
         expected |= {(source, "orchestrator", http) for source in labels}
     assert may == expected
 

@@ -86,7 +86,7 @@ def test_more_members_are_taken_as_shown(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_model_with_vision_is_installed_as_shown(tmp_path: Path) -> None:
-    [block] = [block for block in BLOCKS if "vision" in block]
+    block, encoders = (block for block in BLOCKS if "vision" in block)
     values = tmp_path / "values.yaml"
     values.write_text(block)
     pods = {}
@@ -102,6 +102,14 @@ def test_a_model_with_vision_is_installed_as_shown(tmp_path: Path) -> None:
     for pod, bound in (("pd-render", images), ("pd-orchestrator", Settings().limits.features_bytes)):
         memory = pods[pod]["resources"]["limits"]["memory"]
         assert int(memory.removesuffix("Gi")) * 2**30 > 1.5 * bound
+
+    values.write_text(encoders)
+    stateful = {
+        one["metadata"]["name"]: one["spec"]["replicas"]
+        for one in charts.objects(charts.render(values))
+        if one["kind"] == "StatefulSet"
+    }
+    assert stateful == {"pd-encode": 1, "pd-prefill": 2, "pd-decode": 2}
 
 
 def test_services_are_named_as_the_chart_names_them() -> None:

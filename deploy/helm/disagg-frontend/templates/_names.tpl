@@ -11,15 +11,15 @@ app.kubernetes.io/component: {{ .part }}
 {{- define "labels.all" -}}
 {{ include "labels.selector" . }}
 app.kubernetes.io/part-of: {{ .root.Chart.Name }}
-{{- if and .root.Values.engines.generation (has .part (list "prefill" "decode")) }}
+{{- if and .root.Values.engines.generation (has .part (list "encode" "prefill" "decode")) }}
 disagg-frontend/generation: {{ .root.Values.engines.generation | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "labels.engines" -}}
 matchLabels:
-  app.kubernetes.io/name: {{ .Chart.Name }}
-  app.kubernetes.io/instance: {{ .Release.Name }}
+  app.kubernetes.io/name: {{ .root.Chart.Name }}
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
 matchExpressions:
-  - {key: app.kubernetes.io/component, operator: In, values: [prefill, decode]}
+  - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " .parts }}]}
 {{- end }}

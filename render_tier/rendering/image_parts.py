@@ -86,13 +86,16 @@ def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]
 def media_kind(part: Mapping[str, Any]) -> Kind | None:
     """None for what no model here takes."""
     kind = part.get("type") or next(field for field in MEDIA_FIELDS if field in part)
+    if not isinstance(kind, str):
+        return None
     return "image" if kind in IMAGE_TYPES else "video" if kind == VIDEO_TYPE else None
 
 
 def is_media(part: object) -> bool:
-    return isinstance(part, dict) and (
-        part.get("type") in MEDIA_TYPES or any(field in part for field in MEDIA_FIELDS)
-    )
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return (isinstance(kind, str) and kind in MEDIA_TYPES) or any(field in part for field in MEDIA_FIELDS)
 
 
 def image_parts(messages: Sequence[Mapping[str, Any]], kinds: Collection[Kind]) -> list[ImagePart]:

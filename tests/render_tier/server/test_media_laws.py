@@ -42,8 +42,11 @@ class Server:
         settings = settings_for(service.assets.directory, served_model_name=("m",))
         self._app, self._client = self._runner.run(app_client(settings, service))
 
+    def answer(self, path: str, body: Any) -> httpx.Response:
+        return self._runner.run(self._client.post(path, json=body))
+
     def ask(self, path: str, body: Json) -> bytes:
-        response: httpx.Response = self._runner.run(self._client.post(path, json=body))
+        response = self.answer(path, body)
         assert response.status_code == 200, response.text[:500]
         return response.content
 
@@ -131,3 +134,70 @@ def test_places_fit_the_prompt_and_its_items(
     explained = msgspec.json.decode(server.ask(f"{PATH}?explain=true", asked))
     assert [token["id"] for token in explained["tokens"]] == prompt.token_ids
     assert explained["request"]["features"] == features
+
+
+IMAGE, VIDEO = image_part(30, 40, "PNG", 1, 0), video_part(2, 40, 30)
+IMAGE_URL = IMAGE["image_url"]["url"]
+SOURCE = {"type": "base64", "media_type": "image/png", "data": IMAGE_URL.partition(",")[2]}
+GOOD: list[tuple[str, Json]] = [
+    (
+        PATH,
+        {"messages": [{"role": "user", "content": [{**IMAGE, "uuid": "a"}, VIDEO]}], "mm_payload": "none"},
+    ),
+    (PATH, {"messages": [{"role": "tool", "tool_call_id": "a", "content": [IMAGE]}]}),
+    ("/tokenize", {"messages": [{"role": "user", "content": [IMAGE, {"type": "text", "text": "a"}]}]}),
+    (
+        "/v1/messages/render",
+        {
+            "model": "m",
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": [{"type": "image", "source": SOURCE}]}],
+        },
+    ),
+    (
+        "/v1/responses/render",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": IMAGE_URL}]}]},
+    ),
+]
+Place = tuple[str | int, ...]
+
+
+def places(value: Any, so_far: Place = ()) -> Iterator[Place]:
+    yield so_far
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, held in below:
+        yield from places(held, (*so_far, name))
+
+
+def with_other(value: Any, place: Place, other: Any) -> Any:
+    if not place:
+        return other
+    copy = value.copy()
+    copy[place[0]] = with_other(value[place[0]], place[1:], other)
+    return copy
+
+
+ANY = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=3)
+    | st.sampled_from(["image_url", IMAGE_URL]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["url", "type", "image_url", "video_url", "uuid", "text"]), inner, max_size=2
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from([(path, body, place) for path, body in GOOD for place in places(body)]), ANY)
+@settings(max_examples=300)
+def test_whatever_is_in_the_place_of_something_is_no_fault_of_the_server(
+    servers: dict[str, Server], asked: tuple[str, Json, Place], other: Any
+) -> None:
+    path, body, place = asked
+    answer = servers["qwen2_5_vl"].answer(path, with_other(body, place, other))
+    assert answer.status_code < 500, answer.text

@@ -1,11 +1,12 @@
 """Images per second of a core, and bytes on the wire, of a chat with one image: new ones, one again, and one
 again whose data the caller says that it has (`X-Known-Items`, which vLLM's render does not know).
 
-    python -m benchmarks.images [--images N]
+    python -m benchmarks.images [--images N] [--kept]
 
 Qwen2.5-VL's prompts and processor (`tests.support.vision_models`). With `VLLM_ENV` and `TORCHVISION`
 (scripts/torchvision_env.sh) vLLM's render is measured beside it, both servers in turn. CPU time is that of
-the server's processes; JPEGs are sent as data URLs.
+the server's processes; JPEGs are sent as data URLs, each on a connection of its own, or with ``--kept`` one
+after the other on a connection that is used again.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def body(width: int, height: int, seed: int) -> bytes:
 
 
 class Measured:
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, *, keeps_connections: bool) -> None:
         self.server = server
-        # vLLM closes idle connections after five seconds, so none is used twice.
-        limits = httpx.Limits(max_keepalive_connections=0)
+        # vLLM closes those that are idle for five seconds, where the next request could meet its close.
+        limits = httpx.Limits(max_keepalive_connections=int(keeps_connections), keepalive_expiry=3)
         self.known: str | None = None
         """Of images that the caller has."""
         self.client = httpx.Client(base_url=server.url, timeout=120, trust_env=False, limits=limits)
@@ -75,14 +76,16 @@ class Measured:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--images", type=int, default=10)
-    count = options.parse_args().images
+    options.add_argument("--kept", action="store_true", help="use connections again")
+    asked = options.parse_args()
+    count = asked.images
     print(machine())
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = [stack.enter_context(ours(scratch / "ours"))]
         if os.environ.get("VLLM_ENV") and os.environ.get("TORCHVISION"):
             servers.append(stack.enter_context(record_images.server(MODEL, scratch / "vllm")))
-        measured = [Measured(server) for server in servers]
+        measured = [Measured(server, keeps_connections=asked.kept) for server in servers]
         rows = []
         for width, height in SIZES:
             new = [body(width, height, seed) for seed in range(count)]
@@ -108,7 +111,7 @@ def main() -> None:
             measured[0].known = None
         heads = ["image", "", "KB in", "KB out", "vLLM KB out", "CPU ms", "images/s a core"]
         heads += ["vLLM CPU ms", "vLLM images/s a core", "ratio"]
-        print_table("Chat with one image", heads, rows)
+        print_table(f"Chat with one image, {'kept' if asked.kept else 'new'} connections", heads, rows)
         for server in servers:
             print(f"{server.name}: at most {peak_resident(server.pid):.0f} MB")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import httpx
 import pytest
 
 from orchestrator.demo import vllm_cpu
-from tests.support import seeing_families, vllm
+from tests.support import mistral_models, seeing_families, vllm
 from tests.support.images import data_url, file, picture
 from tests.support.middlebox import Middlebox
 from tests.support.pd_stack import FREE, IDLE, LEASE_OVER_WITHIN, PATIENT, becomes_free, metric, stranded
@@ -33,6 +33,10 @@ from tests.vllm.torchvision_reference import python_path
 
 NAME = "eye"
 FAMILIES = os.environ.get("SEEING_FAMILIES", "qwen2_5_vl").split()
+OWN_FORMAT = "mistral_format"
+"""A family of its own here: Pixtral as engines load it by params.json."""
+FLAGS = {OWN_FORMAT: ("--tokenizer-mode", "mistral", "--config-format", "mistral")}
+"""Of a family's engines."""
 DRAWN = ("--load-format", "drawn", "--worker-extension-cls", "tests.vllm.drawn_weights.DrawnWeights")
 
 
@@ -78,24 +82,35 @@ def engine(model: Path, role: str, *more: str, log_dir: Path) -> ServerProcess:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(
+    request: pytest.FixtureRequest,
+    model_dir: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stack]:
     log_dir = tmp_path_factory.mktemp(request.param)
-    model = seeing_families.lay_out(request.param, log_dir / NAME)
+    if request.param == OWN_FORMAT:
+        model = mistral_models.lay_out(model_dir("tekken_240911"), log_dir / NAME)
+    else:
+        model = seeing_families.lay_out(request.param, log_dir / NAME)
+    flags = FLAGS.get(request.param, ())
     ports = free_port(), free_port()
     prefill = engine(
         model,
         "prefill",
         *("--kv-transfer-config", vllm_cpu.transfer_config("prefill"), *vllm.publishing(*ports)),
         *embeddings("ec_consumer", log_dir / "embeddings"),
+        *flags,
         log_dir=log_dir,
     )
     decode = engine(
         model,
         "decode",
         *("--kv-transfer-config", vllm_cpu.transfer_config("decode"), "--no-enable-prefix-caching"),
+        *flags,
         log_dir=log_dir,
     )
-    encoder = engine(model, "encode", *embeddings("ec_producer", log_dir / "embeddings"), log_dir=log_dir)
+    producer = embeddings("ec_producer", log_dir / "embeddings")
+    encoder = engine(model, "encode", *producer, *flags, log_dir=log_dir)
     with ExitStack() as exits:
         for process in (prefill, decode, encoder):
             exits.callback(process.stop)
@@ -186,7 +201,7 @@ VIDEOS = {
     "a video's file beside an image": chat(part(file_url("h264.mp4")), *ONE),
 }
 SHOWN_VIDEOS = ("qwen2_5_vl", "qwen3_vl")
-PICTURED = ("mistral3", "pixtral")
+PICTURED = ("mistral3", "pixtral", OWN_FORMAT)
 """Families whose engines are sent pictures, whatever they have been sent before, and have no encoders."""
 
 

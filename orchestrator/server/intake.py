@@ -36,6 +36,11 @@ MAX_CONVERSATION_ID: Final = 256
 
 _CLIENT_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+"""As an escape in JSON: a client has cut a text between the two halves of a character."""
+
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -101,7 +106,9 @@ def read_request(
     try:
         fields = _object_decoder.decode(body)
     except UNREADABLE as error:
-        raise _malformed(f"The body is not a JSON object: {error}") from error
+        # What the parser says of half a character varies, and may be that the body is cut off.
+        why = "a lone surrogate is not valid text" if _LONE_SURROGATE.search(body) else error
+        raise _malformed(f"The body is not a JSON object: {why}") from error
     if endpoint == "completions" and _truthy(_value(fields, "echo")):
         raise BadRequest(
             "echo is not supported: the engines behind this endpoint answer with the tokens they sample, not"

@@ -46,6 +46,20 @@ async def test_bodies_that_are_not_requests(launch: Launch, body: bytes, headers
         await stack.settled()
 
 
+@pytest.mark.parametrize("text", ["\\ud83d", "x \\uD83D y", "\\udf0d", "\\ud83c\\udf0d \\udf0d"])
+async def test_half_a_character_is_named(launch: Launch, text: str) -> None:
+    async with launch() as stack:
+        headers = {"content-type": "application/json"}
+        body = f'{{"messages": [{{"role": "user", "content": "{text}"}}]}}'
+        answer = await stack.http.post("/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 400
+        assert "a lone surrogate is not valid text" in answer.text
+        cut = body.replace(text, "\\ud83c\\udf0d")[:-1]
+        answer = await stack.http.post("/v1/chat/completions", content=cut, headers=headers)
+        assert answer.status_code == 400
+        assert "surrogate" not in answer.text
+
+
 @pytest.mark.parametrize("value", ["1e400", "[-1e999]", "1" * 5000])
 @pytest.mark.parametrize(
     ("path", "name"),

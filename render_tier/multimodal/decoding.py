@@ -13,7 +13,7 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, ImageOps
+from PIL import AvifImagePlugin, Image, ImageFile, ImageOps
 
 from render_tier.multimodal.jpeg_scans import has_more_scans
 
@@ -36,6 +36,8 @@ SIZED_UPRIGHT = ("TIFF",)
 """Formats whose images have the size, when they are opened, that they have once they are turned."""
 LATE_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """What a PNG says its orientation in, which may come behind its pixels."""
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+"""An image has the thread that decodes it, and not one more for each core."""
 
 
 class UnreadableImage(ValueError):

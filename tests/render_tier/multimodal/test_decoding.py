@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, _avif
 
 from render_tier.multimodal.decoding import ORIENTATION, ImageTooLarge, OpenedImage, UnreadableImage
 from tests.support import images
@@ -201,3 +201,15 @@ def test_a_plain_ppm_of_endless_comments_is_refused_by_its_header() -> None:
 def test_what_follows_on_a_jpeg_or_is_within_its_metadata_are_no_scans() -> None:
     data = images.file(images.picture(64, 48), "JPEG", comment=b"\xff\xda" * 200)
     assert opened(data + b"\xff\xda" * 200).pixels()[0].shape == (48, 64, 3)
+
+
+def test_an_avif_has_the_thread_that_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, threads = _avif.AvifDecoder, []
+
+    def counted(data: bytes, codec: str, most: int) -> object:
+        threads.append(most)
+        return decoder(data, codec, most)
+
+    monkeypatch.setattr(_avif, "AvifDecoder", counted)
+    OpenedImage(images.file(images.picture(64, 48), "AVIF"), max_pixels=1 << 20).pixels()
+    assert set(threads) == {1}

@@ -155,16 +155,20 @@ OWN_FIELDS = frozenset(
 
 _BEGINS_AS_ERROR: Final = re.compile(rb'\s*\{\s*"error"\s*:')
 
-OWN_WORDS = ("kv_transfer_params", "ec_transfer_params", "do_remote_prefill", "do_remote_decode")
-"""In an engine's message, where it names no param."""
+_BEGINS_WITH_OURS: Final = re.compile(
+    r"""[`'"]?(?:kv_transfer_params|ec_transfer_params|do_remote_prefill|do_remote_decode)\b"""
+)
+"""Of an engine's message, where it names no param. Further on it may repeat what a client has sent."""
 
 
 def _is_about_ours(hop: HopName, error: ErrorInfo) -> bool:
+    """By what only the engine writes: a client that could bring it about would open engines' breakers."""
     if hop not in ENGINES:
         return False
     if error.param is not None:
-        return not OWN_FIELDS.isdisjoint(error.param.split("."))
-    return any(word in error.message for word in OWN_WORDS)
+        # A path from the body's own fields; below them are names of the client's.
+        return error.param.removeprefix("body.").partition(".")[0] in OWN_FIELDS
+    return _BEGINS_WITH_OURS.match(error.message) is not None
 
 
 def error_from_answer(

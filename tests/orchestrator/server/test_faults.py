@@ -4,6 +4,7 @@ behind."""
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -224,6 +225,33 @@ async def test_a_4xx_about_what_the_client_did_not_send_is_a_configuration_error
         assert errors
         assert all(line["event"].startswith("configuration error") for line in errors)
         await stack.settled()
+
+
+REPEATED: tuple[tuple[int, str, str | None], ...] = (
+    (404, "The model `kv_transfer_params` does not exist.", None),
+    (400, "Failed to transform regex into a grammar: (?<do_remote_prefill>x", None),
+    (400, "1 validation error:\n  {'x': 'kv_transfer_params'}", "body.sampling_params.kv_transfer_params"),
+    (400, "1 validation error", "sampling_params.logit_bias.request_id"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "message", "param"), REPEATED)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_refusal_that_repeats_a_clients_words_does_not_count_against_the_engine(
+    launch: Launch, role: str, status: int, message: str, param: str | None
+) -> None:
+    error = {"message": message, "type": "BadRequestError", "param": param, "code": status}
+    async with launch() as stack:
+        tier = tier_of(stack, GENERATE, role)
+        tier.faults[GENERATE] += [Status(status, json.dumps({"error": error}).encode())] * 6
+        for _ in range(6):
+            with pytest.raises(openai.APIStatusError) as raised:
+                await whole(stack)
+            assert raised.value.status_code == status
+        await stack.settled()
+        pool = stack.services.prefill_pool if role == "prefill" else stack.services.decode_pool
+        assert not any(pool.avoids(member) for member in pool.members)
+        assert await whole(stack) == text_of(5)
 
 
 async def test_one_misplaced_prefill_engine_is_worked_around(launch: Launch) -> None:

@@ -34,6 +34,8 @@ class Timing:
     prefilled: float | None = None
     decode_started: float | None = None
     first_token: float | None = None
+    output_complete: float | None = None
+    """Of an answer that is no stream: all of it is derendered at once."""
     first_output: float | None = None
     finished: float | None = None
     gaps: GapStats = field(default_factory=GapStats)
@@ -52,13 +54,14 @@ class Timing:
     def seconds(self) -> dict[str, float | None]:
         """Spans. ``decode_first_token`` holds the KV transfer and the first decode step, which cannot be told
         apart from outside the engine; ``first_derender`` is from the first token to the first output for the
-        client."""
+        client or, where the answer is whole, from its last token."""
+        derendered_from = self.first_token if self.output_complete is None else self.output_complete
         return {
             "render": _span(self.started, self.rendered),
             "encode": _span(self.encode_started, self.encoded),
             "prefill": _span(self.prefill_started, self.prefilled),
             "decode_first_token": _span(self.decode_started, self.first_token),
-            "first_derender": _span(self.first_token, self.first_output),
+            "first_derender": _span(derendered_from, self.first_output),
             "ttft": _span(self.started, self.first_output),
             "total": _span(self.started, self.finished),
         }

@@ -355,6 +355,7 @@ class Exchange:
         return extra
 
     async def _answer_whole(self) -> None:
+        self.timing.mark("output_complete", perf_counter())
         services = self.services
         request = self.answer.derender_request()
         budget = self.budget(services.settings.timeouts.derender)

@@ -147,7 +147,8 @@ class Metrics:
         )
         self.hop_seconds = Histogram(
             "pd_hop_seconds",
-            "Spans of a request; decode_first_token holds KV transfer and the first decode step.",
+            "Spans of a request; decode_first_token holds KV transfer and the first decode step,"
+            " first_derender is all of the derendering where the answer is no stream.",
             ["hop"],
             buckets=SPAN_BUCKETS,
             registry=registry,

@@ -103,6 +103,7 @@ class TokenExchange(Exchange):
             )
 
     async def _answer_whole(self) -> None:
+        self.timing.mark("output_complete", perf_counter())
         self.answer.settle_usage()
         self.timing.mark("first_output", perf_counter())
         self.timing.mark("finished", perf_counter())

@@ -249,6 +249,16 @@ def test_timing_spans() -> None:
     assert timing.report(members=False)["render_ms"] == 500
 
 
+def test_derendering_a_whole_answer_begins_when_its_output_is_complete() -> None:
+    timing = Timing(started=1.0)
+    marks = {"decode_started": 2.0, "first_token": 2.5, "output_complete": 4.0, "first_output": 4.125}
+    for name, at in marks.items():
+        timing.mark(name, at)
+    report = timing.report(members=False)
+    assert report["first_derender_ms"] == 125
+    assert report["ttft_ms"] == 3125
+
+
 def test_error_frames_end_the_stream() -> None:
     first, second = error_frames(Unavailable("gone")).decode().strip().split("\n\n")
     assert json.loads(first.removeprefix("data: "))["error"]["code"] == 503

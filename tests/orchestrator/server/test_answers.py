@@ -292,6 +292,17 @@ async def test_timing_for_a_client_that_asks(launch: Launch) -> None:
         assert timing["completion_tokens"] == 3
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_derendering_of_a_whole_answer_is_told_without_its_decoding(launch: Launch, path: str) -> None:
+    async with launch(pace=0.02) as stack:
+        body = {"model": "m", "messages": MESSAGES, "max_tokens": 8}
+        answer = await stack.http.post(path, json=body, headers={"X-PD-Timing": "1"})
+        timing = answer.json()["pd_timing"]
+        gaps = timing["itl_ms"]
+        assert gaps["count"] == 7
+        assert timing["first_derender_ms"] + gaps["count"] * gaps["mean"] < timing["ttft_ms"]
+
+
 async def test_models_ready_health_version_metrics(launch: Launch) -> None:
     async with launch() as stack:
         assert [model.id async for model in stack.client.models.list()] == ["scripted"]

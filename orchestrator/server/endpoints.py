@@ -32,6 +32,20 @@ ID_HEADERS = (b"x-request-id", b"request-id")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
+def note_failure(services: Services, endpoint: str, client: str | None, error: Exception) -> ApiError:
+    """Count and log a request that failed while it was no exchange; what its client is to be told. ``client``
+    is the id that it chose."""
+    failed = error if isinstance(error, ApiError) else ApiError("internal error")
+    outcome = outcome_of(failed.status)
+    services.metrics.requests.labels(endpoint, outcome).inc()
+    line = log.bind(client_id=client, endpoint=endpoint, outcome=outcome)
+    if failed is error:
+        line.info("request", error={"status": failed.status, "message": failed.message})
+    else:
+        line.error("unexpected error", exc_info=error)
+    return failed
+
+
 class ClientLeft(Exception):
     """The client disconnected before its body was complete."""
 
@@ -60,17 +74,9 @@ class CompletionEndpoint:
             exchange = self._exchange(services, request)
         except ClientLeft:
             return
-        except ApiError as error:
-            outcome = outcome_of(error.status)
-            services.metrics.requests.labels(self._endpoint, outcome).inc()
-            log.info(
-                "request",
-                client_id=client_id(headers),
-                endpoint=self._endpoint,
-                outcome=outcome,
-                error={"status": error.status, "message": error.message},
-            )
-            await send_error(send, error, client_id(headers), dialect=DIALECTS[self._endpoint])
+        except Exception as error:
+            failed = note_failure(services, self._endpoint, client_id(headers), error)
+            await send_error(send, failed, client_id(headers), dialect=DIALECTS[self._endpoint])
             return
         response_id = request.client_id or exchange.base_id
         exchange.start()

@@ -13,9 +13,8 @@ from orchestrator.core.dialects import DIALECTS
 from orchestrator.hops.transport import Reply
 from orchestrator.server.asking import access_of, client_headers
 from orchestrator.server.attempts import on_render_members
-from orchestrator.server.endpoints import ClientLeft, read_body, send_error, send_whole
+from orchestrator.server.endpoints import ClientLeft, note_failure, read_body, send_error, send_whole
 from orchestrator.server.intake import ClientRequest, client_id, read_request
-from orchestrator.server.outcomes import Outcome, outcome_of
 from orchestrator.server.services import Services
 from render_tier.protocol.errors import ApiError, GatewayTimeout
 
@@ -35,8 +34,6 @@ class RenderTierEndpoint:
         services: Services = scope["app"].state.services
         headers = client_headers(scope)
         name = client_id(headers)
-        outcome: Outcome = "ok"
-        failed: ApiError | None = None
         try:
             body = await read_body(receive, headers, services)
             tenant_header = services.settings.admission.tenant_header
@@ -44,19 +41,13 @@ class RenderTierEndpoint:
             reply = await self._asked(services, request)
         except ClientLeft:
             return
-        except ApiError as error:
-            failed, outcome = error, outcome_of(error.status)
-            await send_error(send, error, name, dialect=DIALECTS[self._dialect])
-        else:
-            await send_whole(send, 200, reply.body, name)
-        services.metrics.requests.labels(self._name, outcome).inc()
-        log.info(
-            "request",
-            client_id=name,
-            endpoint=self._name,
-            outcome=outcome,
-            error=None if failed is None else {"status": failed.status, "message": failed.message},
-        )
+        except Exception as error:
+            failed = note_failure(services, self._name, name, error)
+            await send_error(send, failed, name, dialect=DIALECTS[self._dialect])
+            return
+        services.metrics.requests.labels(self._name, "ok").inc()
+        log.info("request", client_id=name, endpoint=self._name, outcome="ok", error=None)
+        await send_whole(send, 200, reply.body, name)
 
     async def _asked(self, services: Services, request: ClientRequest) -> Reply:
         """Raises ``ApiError``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from types import ModuleType
 from typing import Any
 
 import openai
 import pytest
 import structlog.testing
 
+from orchestrator.server import endpoints, pass_on
 from tests.orchestrator.conftest import Launch
 from tests.orchestrator.faults import GENERATE, Status
 
@@ -43,6 +45,38 @@ async def test_bodies_that_are_not_requests(launch: Launch, body: bytes, headers
         assert set(error) == {"message", "type", "param", "code"}
         assert error["code"] == 400
         assert not any(stack.render.requests.values())
+        await stack.settled()
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint", "module"),
+    [
+        ("/v1/chat/completions", "chat", endpoints),
+        ("/v1/messages", "messages", endpoints),
+        ("/inference/v1/generate", "generate", endpoints),
+        ("/tokenize", "tokenize", pass_on),
+    ],
+)
+async def test_a_fault_of_ours_before_there_is_an_exchange_is_counted_and_logged_once(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, path: str, endpoint: str, module: ModuleType
+) -> None:
+    async with launch() as stack:
+        with monkeypatch.context() as broken, structlog.testing.capture_logs() as lines:
+            broken.setattr(module, "read_request", lambda *_, **__: 1 // 0)
+            answer = await stack.http.post(path, json=GOOD, headers={"X-Request-Id": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+        assert answer.json()["error"]["message"] == "internal error"
+        [line] = lines
+        assert isinstance(line.pop("exc_info"), ZeroDivisionError)
+        assert line == {
+            "event": "unexpected error",
+            "log_level": "error",
+            "client_id": "mine",
+            "endpoint": endpoint,
+            "outcome": "server_error",
+        }
+        counts = (await stack.http.get("/metrics")).text
+        assert f'pd_requests_total{{endpoint="{endpoint}",outcome="server_error"}} 1.0' in counts
         await stack.settled()
 
 

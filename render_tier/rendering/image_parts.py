@@ -133,6 +133,8 @@ def _image_part(part: Mapping[str, Any], where: str, kinds: Collection[Kind]) ->
 
 def _uuid(part: Mapping[str, Any], param: str) -> str | None:
     uuid = part.get("uuid")
+    if uuid == "":
+        return None  # what clients without a name of their own may send for all of their images
     if uuid is not None and not isinstance(uuid, str):
         raise BadRequest(f"{param}: a string is needed", param=param)
     if uuid is not None and len(uuid) > MAX_UUID_CHARS:

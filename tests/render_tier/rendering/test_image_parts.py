@@ -131,6 +131,14 @@ def test_an_image_may_be_meant_by_its_name_alone() -> None:
         image_parts([user({"image_url": "", "uuid": "x"})], BOTH)
 
 
+def test_an_empty_name_is_none() -> None:
+    assert image_parts([user({**IMAGE, "uuid": ""})], BOTH) == [
+        ImagePart("messages.0.content.0.image_url", "u")
+    ]
+    with pytest.raises(BadRequest, match="needs a `url`"):
+        image_parts([user({"type": "image_url", "image_url": None, "uuid": ""})], BOTH)
+
+
 def test_template_that_takes_parts_is_shown_where_images_are() -> None:
     assert shown(text("a"), {**IMAGE, "size": "large"}, "b", VIDEO, form="openai") == [
         text("a"),

@@ -323,6 +323,17 @@ async def test_a_name_stands_for_one_image(serve: Any) -> None:
     assert (await server.render(other)).status_code == 200  # as "a" is forgotten
 
 
+async def test_a_client_may_send_an_empty_name_with_all_of_its_images(serve: Any) -> None:
+    server = await serve()
+    hashes = []
+    for image in (SMALL, file(picture(90, 60))):
+        plain = (await server.render(chat(part(image)))).json()["features"]["mm_hashes"]
+        unnamed = (await server.render(chat(named("", image)))).json()["features"]["mm_hashes"]
+        assert unnamed == plain
+        hashes.append(plain)
+    assert hashes[0] != hashes[1]
+
+
 async def test_a_request_that_is_refused_gives_no_name_away(serve: Any) -> None:
     server = await serve()
     other = file(picture(90, 60))

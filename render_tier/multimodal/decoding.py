@@ -141,5 +141,8 @@ def _faults_of_the_file() -> Iterator[None]:
     except Image.DecompressionBombError:
         raise ImageTooLarge("the image has more pixels than any may have") from None
     except Exception as error:
-        reason = str(error).partition(" <_io.")[0] or type(error).__name__
+        said = error.args[0] if error.args else ""
+        # Some say it in bytes, with those of the file.
+        told = said.decode("ascii", "backslashreplace") if isinstance(said, bytes) else str(error)
+        reason = told.partition(" <_io.")[0] or type(error).__name__
         raise UnreadableImage(f"not a readable image: {reason[:200]}") from None

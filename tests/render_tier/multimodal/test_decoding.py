@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import struct
 import zlib
@@ -70,6 +71,12 @@ def test_cut_off_file(form: str) -> None:
 def test_no_image(data: bytes) -> None:
     with pytest.raises(UnreadableImage):
         opened(data).pixels()
+
+
+def test_what_is_said_in_bytes_is_told_as_text() -> None:
+    told = re.escape("not a readable image: Token too long in file header: 4444444\\xff444")
+    with pytest.raises(UnreadableImage, match=f"^{told}$"):
+        opened(b"P6\n4444444\xff4444444444444").pixels()
 
 
 def test_bomb_is_refused_by_its_header() -> None:

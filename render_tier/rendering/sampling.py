@@ -137,9 +137,9 @@ class SamplingBuilder:
                 "logit_bias contains key(s) that cannot be converted to integer token IDs: "
                 f"{[key[:40] for key in wrong[:5]]!r}",
                 "logit_bias",
-                wrong,
+                given,
             )
-        self._check_ids([int(key) for key in given], "logit_bias")
+        self._check_ids([int(key) for key in given], "logit_bias", given)
         return {str(int(key)): min(100.0, max(-100.0, bias)) for key, bias in given.items()}
 
     def _check(self, params: SamplingParams) -> None:
@@ -205,7 +205,8 @@ class SamplingBuilder:
                 count,
             )
 
-    def _check_ids(self, ids: list[int], param: str) -> None:
+    def _check_ids(self, ids: list[int], param: str, given: object = None) -> None:
+        """``given``: what the request has as ``param``, if that is no list of IDs."""
         size = self._defaults.vocab_size
         wrong = [token_id for token_id in ids if not 0 <= token_id < size]
         if wrong:
@@ -213,7 +214,7 @@ class SamplingBuilder:
                 f"token_id(s) {[summarise(token_id) for token_id in wrong[:5]]} in {param} contain "
                 f"out-of-vocab token ids. Vocabulary size: {size}",
                 param,
-                wrong,
+                wrong if given is None else given,
             )
 
 

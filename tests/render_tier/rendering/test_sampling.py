@@ -212,3 +212,9 @@ def test_refused(fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(BadRequest) as refused:
         build(**fields)
     assert (refused.value.type, refused.value.param) == ("BadRequestError", param)
+
+
+@pytest.mark.parametrize("key", ["x", "-1"])
+def test_a_refused_bias_is_told_as_what_it_is(key: str) -> None:
+    with pytest.raises(BadRequest, match="value=<dict of 2 items>"):
+        build(logit_bias={"1": 1, key: 1})

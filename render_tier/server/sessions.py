@@ -13,10 +13,10 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from render_tier.derendering.session import AnswerOut, Budget, Session, encoded, parts
 from render_tier.protocol.errors import ApiError, Unavailable
@@ -31,10 +31,19 @@ log = structlog.get_logger()
 GOING_AWAY: Final = 1001
 UNREADABLE: Final = 1007
 INTERNAL: Final = 1011
+REASON_BYTES: Final = 123
+"""What a close frame has room for (RFC 6455, 5.5 and 5.5.1)."""
 TELL_SECONDS: Final = 1.0
 """How long clients get to take the message that they must move."""
 SHORT_BYTES: Final = 512
 """A message of a few tokens: dividing it takes longer than it does."""
+
+
+class Ending(NamedTuple):
+    """What the client is told when its connection is closed."""
+
+    code: int
+    reason: str
 
 
 class Sessions:
@@ -119,42 +128,43 @@ class Sessions:
             await send({"type": "websocket.send", "text": MOVING.decode()})
 
         self._open[session] = tell
-        code = INTERNAL
+        ending: Ending | None = Ending(INTERNAL, "internal error")
         try:
-            code = await self._converse(session, receive, send)
+            ending = await self._converse(session, receive, send)
         except TimeoutError:
-            code = GOING_AWAY
+            idle = self._settings.session_idle_seconds
+            ending = Ending(GOING_AWAY, f"no message for {idle:g} seconds")
         except OSError:
-            code = 0  # the client is gone
+            ending = None  # the client is gone
         except Exception:
             log.exception("session_failed")
         finally:
             del self._open[session]
             session.close()
             self._changed.set()
-        if code:
-            await _close(send, code)
+        if ending is not None:
+            await _close(send, ending)
 
-    async def _converse(self, session: Session, receive: Receive, send: Send) -> int:
-        """Returns the code to close with; 0 when there is nobody to tell."""
+    async def _converse(self, session: Session, receive: Receive, send: Send) -> Ending | None:
+        """How to close; None when there is nobody to tell."""
         async with _IdleLimit(self._settings.session_idle_seconds) as limit:
             while True:
                 limit.seen()
-                code = await self._exchange(session, receive, send)
-                if code is not None:
-                    return code
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    return None
+                ending = await self._exchange(session, message, send)
+                if ending is not None:
+                    return ending
 
-    async def _exchange(self, session: Session, receive: Receive, send: Send) -> int | None:
-        """One message and its answer; the code to close with, if that was the end."""
-        message = await receive()
-        if message["type"] != "websocket.receive":
-            return 0
+    async def _exchange(self, session: Session, message: Message, send: Send) -> Ending | None:
+        """A message and its answer; how to close, if that was the end."""
         text = message.get("text")
         data: str | bytes = message["bytes"] if text is None else text
         try:
             answer = await self._answer(session, data)
-        except ApiError:
-            return UNREADABLE
+        except ApiError as error:
+            return Ending(UNREADABLE, " ".join(error.message.split()))  # in one line
         self._answered += 1
         self._changed.set()
         if answer:
@@ -256,8 +266,9 @@ class _IdleLimit:
         await self._timeout.__aexit__(*error)
 
 
-async def _close(send: Send, code: int) -> None:
+async def _close(send: Send, ending: Ending) -> None:
+    reason = ending.reason.encode()[:REASON_BYTES].decode(errors="ignore")
     try:
-        await send({"type": "websocket.close", "code": code})
+        await send({"type": "websocket.close", "code": ending.code, "reason": reason})
     except (OSError, RuntimeError):
         return  # closed by the other side in the meantime

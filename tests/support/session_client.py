@@ -21,6 +21,8 @@ from render_tier.settings import Settings
 class Connection:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.socket = socket
+        self.closing: str | None = None
+        """The reason that the server gives when it closes."""
 
     async def say(self, *frames: dict[str, Any]) -> None:
         await self.socket.send_str(json.dumps(frames))
@@ -39,6 +41,7 @@ class Connection:
         """The code with which the server closes."""
         message = await self.socket.receive(timeout=30)
         assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED), message
+        self.closing = message.extra
         return self.socket.close_code
 
 

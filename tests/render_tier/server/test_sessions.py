@@ -207,6 +207,8 @@ async def test_a_message_that_is_none_ends_the_session(tier: Tier, message: str)
         await session.ask({"stream": 1, "open": opening()})
         await session.socket.send_str(message)
         assert await session.ended() == 1007
+        assert session.closing is not None
+        assert session.closing.startswith("1 validation error: {")
     assert tier.app.sessions.budget.streams == 0
 
 
@@ -323,6 +325,8 @@ async def test_a_message_of_too_many_frames_is_refused(launch: Launch) -> None:
                 assert "error" not in answers[-1]
                 await session.say({"stream": 1}, *[frame] * 20)
                 assert await session.ended() == 1007
+                assert session.closing is not None
+                assert "Expected `array` of length <= 20" in session.closing
         assert tier.app.sessions.budget.streams == 0
 
 
@@ -365,6 +369,7 @@ async def test_a_stream_that_rests_too_long_is_forgotten(launch: Launch) -> None
         assert answer["error"]["code"] == 404
         # And so is a session.
         assert await session.ended() == 1001
+        assert session.closing == "no message for 0.3 seconds"
 
 
 async def test_who_does_not_read_is_not_read(launch: Launch) -> None:

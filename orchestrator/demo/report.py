@@ -54,6 +54,12 @@ def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f} ms"
 
 
+def print_title(console: Console, title: str) -> None:
+    """Below a line, not in it: a line cuts what is longer than it is."""
+    console.rule()
+    console.print(title, style="bold", markup=False)
+
+
 def print_report(console: Console, record: ChatRecord, transfer: Transfer) -> None:
     table = Table("hop", "time", "source", title="What happened", title_justify="left")
     for row in hop_rows(record, transfer):

@@ -21,7 +21,7 @@ from orchestrator.demo import engines
 from orchestrator.demo.chat import ChatRecord, stream_chat
 from orchestrator.demo.metrics import read_totals
 from orchestrator.demo.processes import Child, ProcessFailed, port_is_free, stop_all
-from orchestrator.demo.report import Transfer, print_message, print_report
+from orchestrator.demo.report import Transfer, print_message, print_report, print_title
 from orchestrator.demo.script import QUESTION, WEATHER_TOOL, write_script
 from orchestrator.demo.stack import Stack, build_stack
 
@@ -89,15 +89,14 @@ def _run(console: Console, cleanup: ExitStack, options: Options) -> None:
     _start(console, children, options.ready_timeout)
 
     words = ENGINE_WORDS[options.engine]
-    console.rule(f"1. A chat: render → prefill → decode → derender, real weights on {words}", align="left")
+    print_title(console, f"1. A chat: render → prefill → decode → derender, real weights on {words}")
     chat = {"model": real.served, "messages": [{"role": "user", "content": options.prompt}]}
     greedy = {"temperature": 0, "max_tokens": options.max_tokens}
     record, transfer = _chat(console, real, options.prompt, chat | greedy)
     print_report(console, record, transfer)
 
-    console.rule(
-        "2. Reasoning and a tool call: same four hops, a Qwen3 answer played by the embedded engine",
-        align="left",
+    print_title(
+        console, "2. Reasoning and a tool call: same four hops, a Qwen3 answer played by the embedded engine"
     )
     request = {
         "model": scripted.served,
@@ -179,6 +178,6 @@ def _print_curl(console: Console, stack: Stack, options: Options) -> None:
         engine = "" if options.engine == "embedded" else f" ENGINE={options.engine}"
         again = f"make demo{engine} ARGS='--keep --port {EXAMPLE_PORT}'"
         url, when = EXAMPLE_URL, f"Run `{again}`, then try it yourself"
-    console.rule(when, align="left")
+    print_title(console, when)
     line = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
     console.print(line + f"-d {shlex.quote(json.dumps(body))}", soft_wrap=True, markup=False)

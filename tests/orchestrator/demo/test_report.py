@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from orchestrator.demo.chat import ChatRecord
-from orchestrator.demo.report import SHOWN_IDS, Transfer, hop_rows, token_list
+from orchestrator.demo.report import SHOWN_IDS, Transfer, hop_rows, print_title, token_list
 
 
 @pytest.mark.parametrize("count", [0, 1, 2 * SHOWN_IDS])
@@ -21,6 +24,16 @@ def test_a_long_token_list_says_how_many_are_left_out() -> None:
         *range(SHOWN_IDS),
         *range(100 - SHOWN_IDS, 100),
     ]
+
+
+def test_a_title_that_is_longer_than_a_line_is_whole() -> None:
+    console = Console(file=StringIO(), width=40)
+    title = " ".join(f"word{number}" for number in range(20))
+    print_title(console, title)
+    assert isinstance(console.file, StringIO)
+    line, *shown = console.file.getvalue().splitlines()
+    assert set(line) == {"─"}
+    assert " ".join(part.strip() for part in shown) == title
 
 
 def test_the_parts_of_ttft_add_up_to_the_decode_hop() -> None:

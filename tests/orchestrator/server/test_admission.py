@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.server.intake import read_request
 from tests.orchestrator.conftest import Launch, Stack, until
 from tests.orchestrator.faults import CHAT, GENERATE, Stall, Status
 
@@ -79,6 +80,16 @@ async def test_tenants_take_turns_and_a_tenants_urgent_work_goes_first(launch: L
         stack.render.hold.set()
         await asyncio.gather(*asks)
         assert [request["seed"] for request in stack.render.requests[RENDER]] == [1, 4, 5, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("header", "priority"), [("-2", -2), ("7", 7), ("x", 5), ("1.5", 5), ("", 5), ("9" * 10, 5)]
+)
+def test_a_priority_in_the_header_goes_before_the_bodys_unless_it_is_no_number(
+    header: str, priority: int
+) -> None:
+    headers = {"content-type": "application/json", "x-vllm-priority": header}
+    assert read_request("chat", headers, b'{"priority": 5}').who.priority == priority
 
 
 async def test_waiting_too_long_is_503(launch: Launch) -> None:

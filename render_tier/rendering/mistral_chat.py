@@ -88,7 +88,7 @@ class MistralChat:
         )
         numbers = count()
         messages = [
-            self._read(place, said | {"content": _numbered(said.get("content"), numbers)}, warnings)
+            self._read(place, said | {"content": _as_chunks(said.get("content"), numbers)}, warnings)
             for place, said in enumerate(request.messages)
         ]
         options = {"reasoning_effort": kwargs.get("reasoning_effort")}
@@ -169,12 +169,17 @@ class MistralChat:
         return prompt_reasoning(reasoning, prompt_ids, self._vocabulary, self._parsers.tools) is False
 
 
-def _numbered(content: Any, numbers: Iterator[int]) -> Any:
-    """With the number of each image, counted over all messages, in place of its URL."""
+def _as_chunks(content: Any, numbers: Iterator[int]) -> Any:
+    """In the library's words: texts of the Responses API are such as others, and an image has its number,
+    counted over all messages, for its URL."""
     if not isinstance(content, list):
         return content
     return [
-        {"type": "image_url", "image_url": {"url": str(next(numbers))}} if is_media(part) else part
+        {"type": "image_url", "image_url": {"url": str(next(numbers))}}
+        if is_media(part)
+        else {"type": "text", "text": part["text"]}
+        if isinstance(part, dict) and part.get("type") == "input_text"
+        else part
         for part in content
     ]
 

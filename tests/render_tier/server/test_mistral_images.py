@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import BytesIO
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,13 @@ def model(request: pytest.FixtureRequest, model_dir: Callable[[str], Path], tmp_
     return lay_out(model_dir("tekken_v13"), tmp_path / "m", **MERGING)
 
 
-async def answers(directory: Path, bodies: list[dict[str, Any]], **options: Any) -> list[httpx.Response]:
-    settings = settings_for(directory, **options)
+async def answers(
+    directory: Path, bodies: list[dict[str, Any]], paths: Iterable[str] = repeat(PATH), **options: Any
+) -> list[httpx.Response]:
+    settings = settings_for(directory, served_model_name=("m",), **options)
     app, client = await app_client(settings, await asyncio.to_thread(Service.load, settings))
     try:
-        return [await client.post(PATH, json=body) for body in bodies]
+        return [await client.post(path, json=body) for path, body in zip(paths, bodies, strict=False)]
     finally:
         await client.aclose()
         await idle(app)
@@ -114,6 +117,25 @@ async def test_engines_that_go_by_config_json_are_sent_one_token_for_each(
     assert len(first["token_ids"]) > len(second["token_ids"]) > 10
     (own,) = await answers(directory, [body])
     assert own.json()["content_places"][0]["length"] > 1, "params.json counts where nothing else is said"
+
+
+async def test_every_api_gives_the_prompt_of_a_chat(model: Path) -> None:
+    url = ONE["image_url"]["url"]
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    parts = {
+        "responses": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "Well?"}],
+        "messages": [{"type": "image", "source": source}, text("Well?")],
+        "chat/completions": [ONE, text("Well?")],
+    }
+    bodies = []
+    for api, content in parts.items():
+        said = [{"role": "user", "content": content}]
+        body = {"input": said} if api == "responses" else {"messages": said, "max_tokens": 4}
+        bodies.append({"model": "m", **body})
+    replies = await answers(model, bodies, [f"/v1/{api}/render" for api in parts])
+    read = [answer.raise_for_status().json() for answer in replies]
+    given = [(each["token_ids"], each["content_parts"], each["content_places"]) for each in read]
+    assert given[0] == given[1] == given[2]
 
 
 async def test_images_that_the_prompt_has_in_another_order_are_refused(

@@ -51,7 +51,12 @@ class VideoOptions:
     def factors_of_file(self, facts: Facts) -> dict[str, Any]:
         """As `hash_factors`, where the file is hashed and not its frames: with what else decides on them,
         which vLLM leaves out."""
-        if self.background == BACKGROUND or not facts.of_list:
+        return self.factors_of_name if facts.of_list else self.hash_factors
+
+    @property
+    def factors_of_name(self) -> dict[str, Any]:
+        """Likewise, of a video that may be a list of frames."""
+        if self.background == BACKGROUND:
             return self.hash_factors
         return {**self.hash_factors, "background": self.background}
 

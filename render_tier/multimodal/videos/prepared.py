@@ -100,7 +100,7 @@ class VideoPreparation:
 
     def hash_of_name(self, uuid: str) -> str:
         """Of a video that the client tells apart by a name."""
-        return name_hash(uuid, model=self._model, factors=self._options.hash_factors, kind="video")
+        return name_hash(uuid, model=self._model, factors=self._options.factors_of_name, kind="video")
 
     def opened(self, source: VideoSource) -> tuple[bytes, LoadedVideo | Prepared]:
         """As of images."""

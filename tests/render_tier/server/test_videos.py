@@ -270,13 +270,18 @@ async def test_transparency_of_listed_frames_is_laid_on_what_a_request_says(
         ]
         named = {**clear, "uuid": "clear"}
         first = await client.post(PATH, json=chat(named))
+        by_name = chat(part_by_name("clear"), media_io_kwargs={"image": grounds[1]})
+        unknown = await client.post(PATH, json=by_name)
         other = await client.post(PATH, json=chat(named, media_io_kwargs={"image": grounds[1]}))
+        again = await client.post(PATH, json=by_name)
     white, black, as_usual = (answer["features"] for answer in answers)
     assert white == as_usual
     assert white["kwargs_data"] != black["kwargs_data"]
     assert white["mm_hashes"] != black["mm_hashes"]
-    assert first.status_code == 200
-    assert "another video was sent under its uuid" in other.json()["error"]["message"]
+    assert first.json()["features"]["mm_hashes"] == {"video": ["clear"]}
+    assert unknown.json()["error"]["type"] == "ImageRequiredError"
+    assert other.json()["features"]["mm_hashes"] != first.json()["features"]["mm_hashes"]
+    assert again.json()["features"]["kwargs_data"] == black["kwargs_data"]
 
 
 @pytest.mark.parametrize(

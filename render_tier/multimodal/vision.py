@@ -221,6 +221,9 @@ def open_vision(
     family = family_of(config, assets.vocabulary, encode)
     if family is None:
         return None
+    for scope in SCOPES.values():
+        if not isinstance(processor_kwargs.get(scope, {}), Mapping):
+            raise ModelLoadError(f"--mm-processor-kwargs: {scope!r} is no object")
     pictured = family.in_runs and in_runs == "pictures"
     as_bytes = not family.is_own_format and (pictured or (engine_normalizes and family.engine_normalizes))
     own = read_json_object(assets.directory / "preprocessor_config.json") or {}
@@ -292,7 +295,7 @@ def _check_known(
     given += [(processor_kwargs.get(SCOPES[kind], {}).keys(), names) for kind, names in known.items()]
     for said, names in given:
         if unknown := said - names:
-            listed = ", ".join(sorted(names))
+            listed = ", ".join(sorted(names)) or "none"
             raise ModelLoadError(
                 f"--mm-processor-kwargs: {min(unknown)!r} is not known here; {listed} are for this model"
             )

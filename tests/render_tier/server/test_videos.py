@@ -359,6 +359,17 @@ def test_a_server_does_not_start_with_settings_that_its_processor_of_videos_does
     assert Service(without, served).images is not None
 
 
+@pytest.mark.parametrize("scope", ["images_kwargs", "videos_kwargs"])
+@pytest.mark.parametrize("given", [None, 1, ["fps"]])
+def test_a_server_does_not_start_with_settings_of_one_kind_of_media_that_are_no_object(
+    services: dict[str, Service], scope: str, given: Any
+) -> None:
+    served = services["qwen2_5_vl"].assets
+    settings = settings_for(served.directory, mm_processor_kwargs={scope: given})
+    with pytest.raises(ModelLoadError, match=f"--mm-processor-kwargs: '{scope}' is no object"):
+        Service(settings, served)
+
+
 async def test_settings_of_videos_are_refused_where_none_are_taken(services: dict[str, Service]) -> None:
     image = image_part(60, 40)
     body = chat(image, mm_processor_kwargs={"videos_kwargs": {"max_pixels": 6272}})

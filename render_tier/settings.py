@@ -103,12 +103,12 @@ class Settings(BaseModel):
     0 serves the model without. Of "audio" none is taken, whatever is said. The sizes that engines measure
     their memory by are read over."""
     mm_processor_kwargs: dict[str, Any] = {}
-    """Values laid over those of the model's image processor, as {"max_pixels": 1003520} (JSON)."""
+    """Values laid over those of the model's processors, as {"max_pixels": 1003520} (JSON)."""
     media_io_kwargs: dict[str, dict[str, Any]] = {}
     """How media are read, as {"image": {"rgba_background_color": [0, 0, 0]}, "video": {"num_frames": 40}}
     (JSON)."""
     trust_request_mm_kwargs: bool = False
-    """Whether requests may say how their images are processed (`mm_processor_kwargs`) and read
+    """Whether requests may say how their media are processed (`mm_processor_kwargs`) and read
     (`media_io_kwargs`)."""
     mm_device_do_normalize: bool = True
     """Whether engines scale and normalize pixels themselves, as theirs is set; only some models leave it to

@@ -12,6 +12,7 @@ where it holds back EOS and stop token IDs; for stop strings derender honours it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -159,9 +160,9 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
     try:
         media, lacking = read_media(head.features, len(token_ids), strings), lacks_data(head.features)
         if head.content_parts:
-            placed = read_pictures(token_ids, head.content_parts, head.content_places)
+            placed = read_pictures(token_ids, head.content_parts, head.content_places, strings)
             pictures, token_ids = placed.pictures, placed.token_ids
-            media, lacking = placed.items, placed.lacks_data
+            media, lacking, strings = placed.items, placed.lacks_data, ()
             fields["token_ids"] = msgspec.Raw(msgspec.json.encode(token_ids))
             del fields["content_parts"], fields["content_places"]
     except FeaturesError as error:
@@ -185,10 +186,11 @@ def read_render_reply(body: bytes | msgspec.Raw) -> RenderedPrompt:
 def _read(body: bytes | msgspec.Raw) -> tuple[_Head, dict[str, msgspec.Raw], Strings]:
     """A generate request and its fields, with the data of its media apart. Raises DecodeError,
     UnicodeDecodeError and RecursionError."""
-    if isinstance(body, bytes):
-        short, strings = cut(body, after=b'"kwargs_data":')
+    if isinstance(body, bytes) and (found := _DATA.search(body)) is not None:
+        short, strings = cut(body, found[0])
         fields = _fields_decoder.decode(short)
-        if references(fields.get("features", b"")) == len(strings):
+        field, behind = ("features", b"") if found["items"] else ("content_parts", b'"url":')
+        if references(fields.get(field, b""), behind) == len(strings):
             return _head_decoder.decode(short), fields, strings
         # A client has a key of that name elsewhere, or another long string follows.
     return _head_decoder.decode(body), _fields_decoder.decode(body), ()
@@ -352,6 +354,8 @@ def freeing_leg(
 
 
 _GIVEN_NAME: Final = "named-"
+_DATA: Final = re.compile(rb'"(?:(?P<items>kwargs_data":)|content_parts":\[)')
+"""What the long strings of a reply's media follow on."""
 _WHOLE, _DELTAS = 2, 1  # the engine's RequestOutputKind
 _MAX_SEED: Final = 2**63 - 1
 

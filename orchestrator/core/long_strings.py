@@ -45,13 +45,17 @@ def with_strings(text: msgspec.Raw, strings: Strings) -> msgspec.Raw | Apart:
 
 
 def written(request: Mapping[str, Any]) -> Pieces:
-    """A JSON object, whose ``features`` may be `Apart`."""
-    features = request.get("features")
-    if not isinstance(features, Apart):
-        return [msgspec.json.encode(request)]
-    others = msgspec.json.encode({name: value for name, value in request.items() if value is not features})
+    """A JSON object, whose values may be `Apart`."""
+    apart = {name: value for name, value in request.items() if isinstance(value, Apart)}
+    others = msgspec.json.encode({name: value for name, value in request.items() if name not in apart})
+    if not apart:
+        return [others]
+    pieces: Pieces = [others[:-1]]
     comma = b"," if len(others) > len(b"{}") else b""
-    return [b'%b%b"features":' % (others[:-1], comma), *features.pieces(), b"}"]
+    for name, value in apart.items():
+        pieces += [b"%b%b:" % (comma, msgspec.json.encode(name)), *value.pieces()]
+        comma = b","
+    return [*pieces, b"}"]
 
 
 def cut(text: bytes, after: bytes) -> tuple[bytes, Strings]:
@@ -76,9 +80,9 @@ def cut(text: bytes, after: bytes) -> tuple[bytes, Strings]:
     return left, tuple(strings)
 
 
-def references(text: bytes | msgspec.Raw) -> int:
-    """How many are in ``text``, which is part of one that strings were cut out of."""
-    return bytes(text).count(_BEGIN)
+def references(text: bytes | msgspec.Raw, behind: bytes = b"") -> int:
+    """How many are in ``text``, which is part of one that strings were cut out of, next to ``behind``."""
+    return bytes(text).count(behind + _BEGIN)
 
 
 def reference(number: int) -> msgspec.Raw:

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from orchestrator.core.long_strings import Apart, Strings, size_of, with_strings
 from orchestrator.core.media import FeaturesError, Item
 from render_tier.protocol.unreadable import UNREADABLE
 
@@ -35,14 +36,15 @@ class Pictures:
     """Of the prompt as engines are sent it, in JSON."""
     parts: tuple[msgspec.Raw, ...]
     """In the order in which they stand there."""
+    size: int
+    """Bytes of all parts."""
+    strings: Strings = ()
+    """What the parts refer to."""
 
-    @property
-    def size(self) -> int:
-        return sum(memoryview(part).nbytes for part in self.parts)
-
-    def fields(self) -> dict[str, msgspec.Raw]:
+    def fields(self) -> dict[str, msgspec.Raw | Apart]:
         """Of a generate request."""
-        return {"token_ids": self.token_ids, "content_parts": msgspec.Raw(b"[%b]" % b",".join(self.parts))}
+        parts = msgspec.Raw(b"[%b]" % b",".join(self.parts))
+        return {"token_ids": self.token_ids, "content_parts": with_strings(parts, self.strings)}
 
     def followed_by(self, output: Sequence[int]) -> Pictures:
         """With ``output`` as part of the prompt."""
@@ -72,9 +74,13 @@ class Placed:
 
 
 def read_pictures(
-    token_ids: Sequence[int], parts: Sequence[msgspec.Raw], places: Sequence[Place] | None
+    token_ids: Sequence[int],
+    parts: Sequence[msgspec.Raw],
+    places: Sequence[Place] | None,
+    strings: Strings = (),
 ) -> Placed:
-    """``token_ids``: as engines are sent them. Raises ``FeaturesError``."""
+    """``token_ids``: as engines are sent them. ``strings``: what URLs of the parts refer to. Raises
+    ``FeaturesError``."""
     if places is None or len(places) != len(parts):
         raise FeaturesError("content_places must have an entry for each of content_parts")
     whole: list[int] = []
@@ -88,12 +94,14 @@ def read_pictures(
             raise FeaturesError(f"content_parts: {error}") from error
         lacks_data |= named.url == _NULL
         whole += token_ids[done : place.offset]
-        items.append(Item(named.uuid, len(whole), len(place.token_ids), memoryview(part).nbytes))
+        size = memoryview(part).nbytes - memoryview(named.url).nbytes + size_of(named.url, strings)
+        items.append(Item(named.uuid, len(whole), len(place.token_ids), size))
         whole += place.token_ids
         done = place.offset + place.length
     whole += token_ids[done:]
     sent = msgspec.Raw(msgspec.json.encode(token_ids))
-    return Placed(Pictures(sent, tuple(parts)), whole, tuple(items), lacks_data)
+    size = sum(item.data_bytes for item in items)
+    return Placed(Pictures(sent, tuple(parts), size, strings), whole, tuple(items), lacks_data)
 
 
 _NULL: Final = msgspec.Raw(b"null")

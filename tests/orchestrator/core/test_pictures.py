@@ -21,6 +21,7 @@ from orchestrator.core.legs import (
     prefill_leg,
     read_render_reply,
 )
+from orchestrator.core.long_strings import LONG, written
 
 PLACES = [
     {"offset": 1, "length": 1, "token_ids": [9, 9, 8]},
@@ -44,6 +45,39 @@ def read(**changed: Any) -> Any:
 def sent(leg: dict[str, Any]) -> dict[str, Any]:
     wire: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(leg))
     return wire
+
+
+LONG_URL = "data:," + "A" * LONG
+
+
+@pytest.mark.parametrize("name", ["bb", "b" * LONG], ids=["", "long name"])
+def test_a_long_file_is_sent_from_where_it_is(name: str) -> None:
+    parts = [PARTS[0], {"type": "image_url", "uuid": name, "url": LONG_URL}]
+    prompt = read(content_parts=parts)
+    assert [item.hash for item in prompt.media] == ["aa", name]
+    assert [item.data_bytes for item in prompt.media] == [len(msgspec.json.encode(part)) for part in parts]
+    assert prompt.features_bytes == sum(item.data_bytes for item in prompt.media)
+    assert not prompt.lacks_data
+    assert prompt.strings == (), "no data of features"
+    access = Access(Grant(name="k", tenant="t"), Tenancy(b"secret"))
+    for asked in (prompt, continued(prompt, [4]), named_apart(prompt), access.granted(prompt)):
+        pieces = written(decode_leg(asked, "r", 0, None, "top"))
+        assert any(isinstance(piece, memoryview) for piece in pieces) == (name == "bb")
+        leg = json.loads(b"".join(pieces))
+        assert [part["url"] for part in leg["content_parts"]] == [PARTS[0]["url"], LONG_URL]
+        assert [part["uuid"] for part in leg["content_parts"]] == [item.hash for item in asked.media]
+        assert leg["token_ids"][:5] == REPLY["token_ids"]
+        assert "content_places" not in leg
+
+
+@pytest.mark.parametrize("key", ["content_parts", "kwargs_data"])
+def test_a_clients_key_of_the_same_name_does_not_matter(key: str) -> None:
+    parts = [PARTS[0], PARTS[1] | {"url": LONG_URL}]
+    given = {"kv_transfer_params": {key: ["x" * LONG]}} | REPLY | {"content_parts": parts}
+    leg = json.loads(
+        b"".join(written(decode_leg(read_render_reply(msgspec.json.encode(given)), "r", 0, None, "top")))
+    )
+    assert leg["content_parts"] == parts
 
 
 def test_engines_are_sent_files_and_all_else_goes_by_the_prompt_that_they_make() -> None:

@@ -4,7 +4,8 @@ uvicorn leaves the size and the time of a request's head open, and reads on for 
 need the whole body. Here a head has ``head_bytes`` and ``head_seconds``, from the first byte that the
 connection may send; what is left of a body after its answer has ``head_seconds`` too. Framing that two
 readers could read differently is refused: by llhttp itself (two lengths, a length beside chunks, folded
-lines, bare control characters), and here what it lets pass (two hosts or none, HTTP/0.9). A client that does
+lines, bare control characters), and here what it lets pass (two hosts or none, HTTP/0.9). Requests that were
+whole before it, in the same piece perhaps, are answered all the same. A client that does
 not read its answer holds what that is made of, so there is a bound on that too, where it is asked for.
 """
 
@@ -114,7 +115,11 @@ class _BoundedHttp(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._refused and not self.pipeline:
+            self.transport.close()
         super().on_response_complete()
+        if self._refused:
+            return
         if not self._in_head and self._timer is None and not self.transport.is_closing():
             self._start_timer()
 
@@ -126,8 +131,9 @@ class _BoundedHttp(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
-        """The connection's last word, unless it would stand in the middle of an answer, or for that of a
-        request that was whole."""
+        """Nothing that comes from now on is read. What was whole before it is answered, and the connection is
+        closed behind that; where there is no such request, it is closed with an error, unless that would
+        stand in the middle of an answer."""
         if self._refused:
             return
         self._refused = True
@@ -141,7 +147,13 @@ class _BoundedHttp(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
-        self.transport.close()
+            self.transport.close()
+        elif not self.cycle.more_body:
+            self.cycle.keep_alive = False  # which its answer says
+        elif self.pipeline:
+            self.pipeline.popleft()  # it is the one whose body is broken
+        else:
+            self.transport.close()
 
     @property
     def _is_in_first_body(self) -> bool:

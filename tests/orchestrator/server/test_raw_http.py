@@ -64,6 +64,42 @@ async def test_what_follows_a_request_that_closes_the_connection_is_not_done(lau
 
 
 @pytest.mark.parametrize(
+    "behind",
+    [
+        b"garbage\r\n\r\n",
+        HEAD + b"Host: again\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n",
+        HEAD + b"X: " + b"x" * 5000,
+        HEAD,
+    ],
+    ids=["garbage", "two hosts", "broken chunks", "a head that is too large", "half a head"],
+)
+@pytest.mark.parametrize(("count", "stream"), [(1, b"true"), (2, b"false")])
+async def test_what_is_whole_is_answered_also_when_what_follows_it_is_refused(
+    launch: Launch, behind: bytes, count: int, stream: bytes
+) -> None:
+    async with launch(settings={"server": BOUNDS["server"]}, pace=0.2) as stack:
+        body = GOOD[:-1] + b', "stream": %b}' % stream
+        request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        received = await exchange(port_of(stack), request * count + behind)
+        assert answers(received) == [200] * count
+        ends = [b"[DONE]", b"0\r\n\r\n"] if stream == b"true" else [b'"usage"', b"}"]
+        assert received.count(ends[0]) == count
+        assert received.endswith(ends[1])
+        await stack.settled()
+
+
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 9\r\n"], ids=["no length", "too short"])
+async def test_a_body_beyond_its_length_is_told_of_what_is_within(launch: Launch, length: bytes) -> None:
+    async with launch(settings=PATIENT) as stack:
+        received = await exchange(port_of(stack), HEAD + length + b"\r\n" + GOOD)
+        assert answers(received) == [400]
+        assert b"The body is not a JSON object" in received
+        assert b"connection: close" in received.lower()
+        await stack.settled()
+
+
+@pytest.mark.parametrize(
     "head",
     [
         b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",

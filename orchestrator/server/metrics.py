@@ -158,7 +158,7 @@ class Metrics:
         self.inter_token = PerToken(
             "pd_inter_token_seconds", "Time between two chunks of a decode stream.", registry
         )
-        self.derender_calls = PerToken("pd_derender_seconds", "One streaming derender call.", registry)
+        self.derender_calls = PerToken("pd_derender_seconds", "One derender call.", registry)
         self.hop_errors = Counter("pd_hop_errors", "Failed legs by kind.", ["hop", "kind"], registry=registry)
         self.retries = Counter("pd_retries", "Legs sent again.", ["hop"], registry=registry)
         self.continuations = Counter(
@@ -255,7 +255,7 @@ class Metrics:
             registry=registry,
         )
         self.aborts = Counter("pd_aborts", "Aborts sent to engines.", ["hop"], registry=registry)
-        self.tokens = Counter("pd_tokens", "Tokens of answers.", ["kind"], registry=registry)
+        self.tokens = Counter("pd_tokens", "Tokens of prompts and of answers.", ["kind"], registry=registry)
 
     def watch_gates(self, gates: Collection[Gate]) -> None:
         self._state.gates = gates

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, required_id
@@ -19,6 +20,7 @@ from render_tier.multimodal.families.video import VideoForm, VideoPlaces
 from render_tier.multimodal.item import Arrays, ImageLayout
 
 BEGIN, CONTEXT, END, VIDEO = "<img>", "<IMG_CONTEXT>", "</img>", "<video>"
+PIXELS = "pixel_values"
 KEPT = 4
 """Numbers of frames whose tokens are kept."""
 
@@ -35,7 +37,7 @@ def internvl(config: Mapping[str, Any], vocabulary: Vocabulary) -> Family:
         mark=CONTEXT,
         token=CONTEXT,
         token_id=context,
-        fields=_fields(context),
+        fields=tile_fields(PIXELS, context),
         replacement=replacement,
         frames=1,
         engine_normalizes=False,
@@ -70,22 +72,22 @@ def internvl_video(config: Mapping[str, Any], vocabulary: Vocabulary, encode: En
         token_id=video,
         modality="image",
         sampling="evenly",
-        fields=_fields(required_id(vocabulary, CONTEXT)),
+        fields=tile_fields(PIXELS, required_id(vocabulary, CONTEXT)),
         replacement=replacement,
-        items=_frames,
+        items=lambda arrays: frames_as_images(arrays["pixel_values_videos"], PIXELS),
     )
 
 
-def _frames(arrays: Arrays) -> list[Arrays]:
+def frames_as_images(frames: npt.NDArray[Any], pixels: str) -> list[Arrays]:
+    """``frames``: one tile each. ``pixels``: what those of an image are called."""
     one = np.array(1, np.int64)
-    return [
-        {"pixel_values": frame[None], "image_num_patches": one} for frame in arrays["pixel_values_videos"]
-    ]
+    return [{pixels: frame[None], "image_num_patches": one} for frame in frames]
 
 
-def _fields(context: int) -> Mapping[str, Field]:
+def tile_fields(pixels: str, context: int) -> Mapping[str, Field]:
+    """What an engine is sent of an image's tiles. ``pixels``: what those are called."""
     return {
-        "pixel_values": Field("flat"),
+        pixels: Field("flat"),
         "image_num_patches": Field("batched", keep_on_cpu=True),
         "image_token_id": Field("shared", keep_on_cpu=True, value=context),
     }

@@ -11,16 +11,22 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from render_tier.core.vocabulary import Vocabulary
 from render_tier.model.context_length import text_config
-from render_tier.multimodal.families.family import Encode, Family, Field, Replacement, Spelled, required_id
+from render_tier.multimodal.families.family import Encode, Family, Replacement, Spelled, required_id
+from render_tier.multimodal.families.internvl import (
+    BEGIN,
+    CONTEXT,
+    END,
+    VIDEO,
+    frames_as_images,
+    tile_fields,
+)
 from render_tier.multimodal.families.video import VideoForm, VideoPlaces
-from render_tier.multimodal.item import Arrays, ImageLayout
+from render_tier.multimodal.item import ImageLayout
 
-IMAGE, VIDEO = "<image>", "<video>"
-BEGIN, CONTEXT, END = "<img>", "<IMG_CONTEXT>", "</img>"
+IMAGE = "<image>"
+PIXELS = "pixel_values_flat"
 FRAMES_OF: Mapping[str, str] = {
     "qwen2": "<|video_pad|>",
     "qwen3": "<|video_pad|>",
@@ -46,7 +52,7 @@ def internvl_chat(config: Mapping[str, Any], vocabulary: Vocabulary, encode: Enc
         mark=IMAGE,
         token=IMAGE,
         token_id=context if place is None else place,
-        fields=_fields(context),
+        fields=tile_fields(PIXELS, context),
         replacement=replacement,
         frames=1,
         engine_normalizes=False,
@@ -88,32 +94,16 @@ def internvl_chat_video(
         token_id=pad if place is None else place,
         modality="image",
         sampling="evenly",
-        fields=_fields(context),
+        fields=tile_fields(PIXELS, context),
         replacement=replacement,
         spelled=Spelled(tuple(encode(VIDEO)), token, pad, lead, lead_ids) if place is None else None,
-        items=_frames,
+        items=lambda arrays: frames_as_images(arrays["pixel_values_flat_video"], PIXELS),
     )
 
 
 def _said(number: int) -> str:
     """In front of a frame, counted from 1."""
     return f"Frame{number}: "
-
-
-def _frames(arrays: Arrays) -> list[Arrays]:
-    one = np.array(1, np.int64)
-    return [
-        {"pixel_values_flat": frame[None], "image_num_patches": one}
-        for frame in arrays["pixel_values_flat_video"]
-    ]
-
-
-def _fields(context: int) -> Mapping[str, Field]:
-    return {
-        "pixel_values_flat": Field("flat"),
-        "image_num_patches": Field("batched", keep_on_cpu=True),
-        "image_token_id": Field("shared", keep_on_cpu=True, value=context),
-    }
 
 
 def _tokens_of_tile(config: Mapping[str, Any]) -> int:

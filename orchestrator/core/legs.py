@@ -189,8 +189,9 @@ def _read(body: bytes | msgspec.Raw) -> tuple[_Head, dict[str, msgspec.Raw], Str
     if isinstance(body, bytes) and (found := _DATA.search(body)) is not None:
         short, strings = cut(body, found[0])
         fields = _fields_decoder.decode(short)
-        field, behind = ("features", b"") if found["items"] else ("content_parts", b'"url":')
-        if references(fields.get(field, b""), behind) == len(strings):
+        of_items = references(fields.get("features", b""))
+        of_pictures = references(fields.get("content_parts", b""), behind=b'"url":')
+        if len(strings) in (of_items, of_pictures):
             return _head_decoder.decode(short), fields, strings
         # A client has a key of that name elsewhere, or another long string follows.
     return _head_decoder.decode(body), _fields_decoder.decode(body), ()
@@ -354,7 +355,7 @@ def freeing_leg(
 
 
 _GIVEN_NAME: Final = "named-"
-_DATA: Final = re.compile(rb'"(?:(?P<items>kwargs_data":)|content_parts":\[)')
+_DATA: Final = re.compile(rb'"(?:kwargs_data":|content_parts":\[)')
 """What the long strings of a reply's media follow on."""
 _WHOLE, _DELTAS = 2, 1  # the engine's RequestOutputKind
 _MAX_SEED: Final = 2**63 - 1

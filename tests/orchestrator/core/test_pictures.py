@@ -71,13 +71,14 @@ def test_a_long_file_is_sent_from_where_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["content_parts", "kwargs_data"])
-def test_a_clients_key_of_the_same_name_does_not_matter(key: str) -> None:
+@pytest.mark.parametrize("value", ["x", "x" * LONG], ids=["short", "long"])
+def test_a_clients_key_of_the_same_name_does_not_matter(key: str, value: str) -> None:
     parts = [PARTS[0], PARTS[1] | {"url": LONG_URL}]
-    given = {"kv_transfer_params": {key: ["x" * LONG]}} | REPLY | {"content_parts": parts}
-    leg = json.loads(
-        b"".join(written(decode_leg(read_render_reply(msgspec.json.encode(given)), "r", 0, None, "top")))
-    )
-    assert leg["content_parts"] == parts
+    given = {"kv_transfer_params": {key: [value]}} | REPLY | {"content_parts": parts}
+    prompt = read_render_reply(msgspec.json.encode(given))
+    pieces = written(decode_leg(prompt, "r", 0, None, "top"))
+    assert any(isinstance(piece, memoryview) for piece in pieces) == (value == "x")
+    assert json.loads(b"".join(pieces))["content_parts"] == parts
 
 
 def test_engines_are_sent_files_and_all_else_goes_by_the_prompt_that_they_make() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.long_strings import LONG
 from tests.orchestrator.conftest import Launch, Stack
 from tests.orchestrator.faults import CHAT, GENERATE, HalfClose, Status
 
 IDS = [7, 3, 4]
 """What the words of `ask` render to."""
 PICTURES: dict[str, Any] = {
-    "content_parts": [{"type": "image_url", "uuid": "aa", "url": "data:image/x;base64,AAAA"}],
+    "content_parts": [{"type": "image_url", "uuid": "aa", "url": "data:image/x;base64," + "A" * LONG}],
     "content_places": [{"offset": 1, "length": 1, "token_ids": [3, 3, 5]}],
 }
 WHOLE = [7, 3, 3, 5, 4]

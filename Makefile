@@ -11,7 +11,8 @@ export NPM_CONFIG_UPDATE_NOTIFIER = false
 
 .DEFAULT_GOAL := help
 .PHONY: help check-python nixl venv venv-demo models models-demo test demo lint policy format test-parity test-vllm vllm-env \
-	test-image-families test-kubernetes fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom bench-goodput bench-autoscale clean
+	test-image-families test-kubernetes fault-campaign continuation-campaign test-manifest constraints manifests board docs sbom \
+	bench-goodput bench-autoscale bench-images bench-pixels clean
 
 help: ## this list
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -89,6 +90,10 @@ test-kubernetes: models ## the tests against a real Kubernetes API server (compi
 
 bench-%: models ## benchmarks/NAME.py beside a real vLLM: bench-startup, bench-derender, bench-engine, bench-pd_real
 	VLLM_ENV="$$(scripts/vllm_env.sh)" && export VLLM_ENV && $(BIN)/python -m benchmarks.$* $(ARGS)
+
+bench-images bench-pixels: models ## images beside vLLM's render with torchvision; processors beside torchvision's
+	VLLM_ENV="$$(scripts/vllm_env.sh)" && TORCHVISION="$$(scripts/torchvision_env.sh)" && export VLLM_ENV TORCHVISION && \
+	  $(BIN)/python -m $(@:bench-%=benchmarks.%) $(ARGS)
 
 bench-goodput bench-autoscale: models ## goodput of engines apart and together; render tiers scaled behind HAProxy
 	$(BIN)/python -m $(@:bench-%=benchmarks.%) $(ARGS)

@@ -87,6 +87,7 @@ def test_one_that_is_kept_answers_the_docs_clients_and_an_interrupt_ends_every_p
         wait_for(lambda: not any(alive(child) for child in children), 10)
     finally:
         process.kill()
+        process.wait()
     assert "all processes ended" in output.read_text()
 
 

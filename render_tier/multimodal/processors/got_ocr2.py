@@ -24,6 +24,7 @@ from render_tier.multimodal.processors.settings import (
     Settings,
     digest,
 )
+from render_tier.multimodal.processors.tile_grids import nearest_grid
 
 DEFAULTS: dict[str, Any] = {
     "do_resize": True,
@@ -74,7 +75,8 @@ class GotOcr2Processor:
         return cls(kind, finish, size.height, size.width, tiled, fewest, most, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        columns, rows = self._grid(width, height) if self.tiled else (1, 1)
+        grids = _grids(self.fewest_tiles, self.most_tiles) if self.tiled else ()
+        columns, rows = nearest_grid(grids, width, height, self.tile_width * self.tile_height)
         tiles = columns * rows
         return ImageLayout(
             width=self.tile_width,
@@ -83,19 +85,6 @@ class GotOcr2Processor:
             tile_columns=columns,
             tile_rows=rows,
         )
-
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) nearest to the image's shape; of equals the largest that the image fills half."""
-        best, best_difference = (1, 1), float("inf")
-        for columns, rows in _grids(self.fewest_tiles, self.most_tiles):
-            difference = abs(width / height - columns / rows)
-            if difference < best_difference:
-                best, best_difference = (columns, rows), difference
-            elif difference == best_difference:
-                filled = 0.5 * self.tile_height * self.tile_width * columns * rows
-                if width * height > filled:
-                    best = columns, rows
-        return best
 
     def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
         height, width, _ = image.shape

@@ -18,6 +18,7 @@ from PIL import Image
 
 from render_tier.multimodal.item import Arrays, ImageLayout, ProcessedImage, UnsupportedProcessor
 from render_tier.multimodal.processors.settings import Settings, digest
+from render_tier.multimodal.processors.tile_grids import nearest_grid
 from render_tier.multimodal.processors.video import VideoLayout
 
 NAME = "InternVLImageProcessor"
@@ -63,7 +64,8 @@ class InternVLChatProcessor:
         return cls(side, fewest, most, has_thumbnail, name)
 
     def layout(self, width: int, height: int) -> ImageLayout:
-        columns, rows = self._grid(width, height)
+        grids = _grids(self.fewest_tiles, self.most_tiles)
+        columns, rows = nearest_grid(grids, width, height, self.side**2)
         tiles = columns * rows
         return ImageLayout(
             width=self.side,
@@ -72,17 +74,6 @@ class InternVLChatProcessor:
             tile_columns=columns,
             tile_rows=rows,
         )
-
-    def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """(columns, rows) nearest to the image's shape; of equals the last that the image fills half."""
-        best, best_difference = (1, 1), float("inf")
-        for columns, rows in _grids(self.fewest_tiles, self.most_tiles):
-            difference = abs(width / height - columns / rows)
-            if difference < best_difference:
-                best, best_difference = (columns, rows), difference
-            elif difference == best_difference and width * height > 0.5 * self.side**2 * columns * rows:
-                best = columns, rows
-        return best
 
     def process(self, image: npt.NDArray[np.uint8]) -> ProcessedImage:
         height, width, _ = image.shape
